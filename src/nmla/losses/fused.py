@@ -1,0 +1,224 @@
+"""The n-gram matching loss straight from logits, or from decoder states: softmax, loss and gradient in one sweep.
+
+The loss reads few of the (B, T, V) probabilities, those of the reference's tokens. All it asks of the others is the
+expected length, whose gradient is known in closed form. So the probabilities of a sentence are made, read and dropped
+while they are in the cache, the recurrences run on what was read, and a second sweep writes the gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .collapse import check_collapse
+from .inputs import check_blank, check_scores, check_targets, full_precision
+from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_from_blanks
+from .matching import negative_f1
+from .ngram import counts_from_probs, reference_ngrams
+
+
+def ngram_matching_loss_with_logits(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int,
+    n: int = 2,
+    collapse: str = "ctc",
+    exact_total: bool = True,
+) -> Tensor:
+    r""":func:`ngram_matching_loss` of ``log_softmax(logits)`` in less time and memory: what training uses.
+
+    The gradient is the only tensor of the logits' size that is made. It cannot be differentiated again.
+
+    Args:
+        logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
+        targets, input_lengths, target_lengths, blank, n, collapse, exact_total: as in :func:`ngram_matching_loss`.
+
+    Returns:
+        ``(B,)`` losses in [-1, 0]; float32 where the logits are of half precision.
+
+    Example:
+        >>> logits = torch.zeros(1, 2, 2, requires_grad=True)  # two positions, token 1 or blank 0
+        >>> loss = ngram_matching_loss_with_logits(
+        ...     logits, torch.tensor([[1]]), torch.tensor([2]), torch.tensor([1]), blank=0, n=1)
+        >>> loss.detach()                                # 1 is expected 3/4 times: F1 = 2 * .75 / (1 + .75)
+        tensor([-0.8571])
+        >>> loss.sum().backward()
+        >>> logits.grad[0, 0]
+        tensor([ 0.0816, -0.0816])
+    """
+    input_lengths = check_scores("logits", logits, input_lengths)
+    problem = _checked_problem(
+        logits, logits.shape[-1], targets, input_lengths, target_lengths, blank, n, collapse, exact_total
+    )
+    loss_B: Tensor = _FromLogits.apply(logits, problem)
+    return loss_B
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is to be matched: all but the model's scores."""
+
+    ngrams_BGn: Tensor
+    reference_BG: Tensor
+    lengths: list[int]
+    blank: int
+    collapse: str
+    exact_total: bool
+
+    def part(self, sentences: slice) -> "_Problem":
+        return replace(
+            self,
+            ngrams_BGn=self.ngrams_BGn[sentences],
+            reference_BG=self.reference_BG[sentences],
+            lengths=self.lengths[sentences],
+        )
+
+
+def _checked_problem(
+    scores: Tensor,
+    vocabulary: int,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    n: int,
+    collapse: str,
+    exact_total: bool,
+) -> _Problem:
+    check_collapse(collapse)
+    check_n(n)
+    check_blank(blank, vocabulary)
+    targets, target_lengths = check_targets(
+        targets, target_lengths, scores.shape[0], vocabulary, scores.device, blank=blank
+    )
+    dtype = full_precision(scores.new_empty(0)).dtype
+    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, dtype)
+    return _Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total)
+
+
+class _Sweep:
+    """Reads what the loss depends on from each sentence's probabilities; later turns them into their gradient."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self.problem = problem
+        batch, grams, n = problem.ngrams_BGn.shape
+        positions = max(problem.lengths, default=0)
+        like = problem.reference_BG
+        self.n = n
+        self.ids_BK = problem.ngrams_BGn.transpose(1, 2).reshape(batch, n * grams)
+        self.tokens_TnBG = like.new_zeros(positions, n, batch, grams)
+        self.blank_BT = like.new_ones(batch, positions)  # padding is blank, and so adds nothing
+        self.words_BT = like.new_zeros(batch, positions)  # the probability of anything but blank
+        self.overlap_BT = like.new_zeros(batch, positions)  # of the token before once more, and not blank
+        self.shortfall_B = like.new_zeros(batch)
+        self.falls_short = [False] * batch
+
+    def read(self, b: int, probs_TV: Tensor) -> None:
+        """Take note of a sentence's probabilities, ``(T, V)`` without padding; changes them."""
+        problem, used, grams = self.problem, probs_TV.shape[0], self.tokens_TnBG.shape[-1]
+        self.blank_BT[b, :used] = probs_TV[:, problem.blank]
+        probs_TV[:, problem.blank] = 0
+        self.tokens_TnBG[:used, :, b] = probs_TV.index_select(1, self.ids_BK[b]).view(used, self.n, grams)
+        self.words_BT[b, :used] = probs_TV.sum(-1)
+        if problem.collapse == "ctc" and used:
+            self.overlap_BT[b, 1:used] = torch.linalg.vecdot(probs_TV[1:], probs_TV[:-1])
+
+    def finish_reading(self, again: Callable[[int], Tensor]) -> None:
+        """Compute what the exact total needs beyond the expected length. ``again(b)`` gives a sentence's probabilities
+        once more: for few, once a model writes whole sentences."""
+        if self.problem.exact_total and self.problem.collapse == "ctc" and self.n > 2:
+            self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
+            for b in range(len(self.falls_short)):
+                if self.falls_short[b]:
+                    self.shortfall_B[b] = self._shortfall(b, again(b))[0]
+
+    def _shortfall(self, b: int, probs_TV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        probs_TV[:, self.problem.blank] = 0
+        return shortfall_and_gradient(probs_TV, self.blank_BT[b, : probs_TV.shape[0]], self.n)
+
+    def loss(self, *, derivatives: bool) -> Tensor:
+        """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
+        problem = self.problem
+        length_B = (self.words_BT - self.overlap_BT).sum(-1)
+        reads = [read.requires_grad_(derivatives) for read in (self.tokens_TnBG, self.blank_BT, length_B)]
+        with torch.enable_grad():
+            counts_BG = counts_from_probs(self.tokens_TnBG, self.blank_BT.t(), problem.ngrams_BGn, problem.collapse)
+            total_B = length_B - (self.n - 1) + self.shortfall_B
+            if problem.exact_total and (self.n == 2 or (self.n > 2 and problem.collapse == "sctc")):
+                total_B = total_B + shortfall_from_blanks(self.blank_BT, self.n)
+            loss_B = negative_f1(counts_BG, problem.reference_BG, total_B)
+            if derivatives:
+                self.d_tokens_TnBG, self.d_blank_BT, self.d_total_B = torch.autograd.grad(loss_B.sum(), reads)
+        for read in reads:
+            read.requires_grad_(False)
+        return loss_B.detach()
+
+    def write(self, b: int, probs_TV: Tensor, scratch_TV: Tensor, weight: Tensor) -> None:
+        """Turn a sentence's probabilities, in place, into the gradient of ``weight`` times its loss for its logits."""
+        used = probs_TV.shape[0]
+        if used == 0:
+            return
+        blank_T, overlap_T, scratch_TV = self.blank_BT[b, :used], self.overlap_BT[b, :used], scratch_TV[:used]
+        probs_TV[:, self.problem.blank] = 0
+        # Derivatives for log-probabilities: of the few tokens that the n-grams are made of, and of the blank ...
+        d_total = self.d_total_B[b] * weight
+        d_tokens_TnG = self.d_tokens_TnBG[:used, :, b] * self.tokens_TnBG[:used, :, b] * weight
+        d_blank_T = self.d_blank_BT[b, :used] * blank_T * weight
+        d_sum_T = d_tokens_TnG.sum((1, 2)) + d_blank_T + d_total * self.words_BT[b, :used]
+        # ... and of any token through the total: p_t(v) times d_total (1 - p_{t-1}(v) - p_{t+1}(v)), less under SCTC.
+        # The softmax then takes from each its share p_t(v) of the sum of all.
+        if self.problem.collapse == "sctc":
+            probs_TV *= (d_total - d_sum_T).unsqueeze(-1)
+        else:
+            d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
+            neighbours_TV = scratch_TV
+            neighbours_TV[:-1], neighbours_TV[-1] = probs_TV[1:], 0
+            neighbours_TV[1:] += probs_TV[:-1]
+            if self.falls_short[b]:
+                _, d_probs_TV, d_blanks_T = self._shortfall(b, probs_TV)
+                d_blank_T += d_total * d_blanks_T * blank_T
+                d_sum_T += d_total * (torch.linalg.vecdot(d_probs_TV, probs_TV) + d_blanks_T * blank_T)
+                neighbours_TV -= d_probs_TV
+            torch.addcmul((d_total - d_sum_T).unsqueeze(-1), neighbours_TV, -d_total, out=scratch_TV)
+            probs_TV *= scratch_TV
+        probs_TV.index_add_(1, self.ids_BK[b], d_tokens_TnG.flatten(1))
+        probs_TV[:, self.problem.blank] = d_blank_T - blank_T * d_sum_T
+
+
+class _FromLogits(torch.autograd.Function):
+    """Makes each sentence's probabilities twice, forward and backward: cheaper than keeping them in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, problem: _Problem) -> Tensor:
+        sweep = _Sweep(problem)
+        scratch_TV = problem.reference_BG.new_empty(max(problem.lengths, default=0), logits.shape[-1])
+
+        def probs(b: int) -> Tensor:
+            used = problem.lengths[b]
+            return torch.softmax(logits[b, :used], -1, dtype=scratch_TV.dtype, out=scratch_TV[:used])
+
+        for b in range(len(problem.lengths)):
+            sweep.read(b, probs(b))
+        sweep.finish_reading(probs)
+        ctx.save_for_backward(logits)
+        ctx.sweep = sweep
+        return sweep.loss(derivatives=ctx.needs_input_grad[0])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        lengths = ctx.sweep.problem.lengths
+        grad_BTV = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        scratch_TV = grad_B.new_empty(max(lengths, default=0), logits.shape[-1])
+        for b, used in enumerate(lengths):
+            probs_TV = torch.softmax(logits[b, :used], -1, dtype=grad_B.dtype)
+            ctx.sweep.write(b, probs_TV, scratch_TV, grad_B[b])
+            grad_BTV[b, :used] = probs_TV
+            grad_BTV[b, used:] = 0
+        return grad_BTV, None

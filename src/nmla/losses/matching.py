@@ -1,0 +1,83 @@
+"""The n-gram matching loss on log-probabilities, and combinations of it."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from .collapse import check_collapse
+from .inputs import check_blank, check_normalised, check_scores, check_targets, full_precision
+from .length import check_n, total_from_log_probs
+from .ngram import counts_from_log_probs, reference_ngrams
+
+
+def ngram_matching_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int,
+    n: int = 2,
+    collapse: str = "ctc",
+    exact_total: bool = True,
+) -> Tensor:
+    r"""Minus the F1 score of n-gram matching between the expected output and the references.
+
+    .. math::
+        L_n = - \frac{2 \sum_g \min(C_g(y), C_g)}{\sum_g C_g(y) + \sum_g C_g}
+
+    :math:`C_g` is the expected count of the n-gram in the collapsed output (:func:`expected_ngram_counts`), the sum of
+    all of them :func:`expected_ngram_total`; :math:`C_g(y)` is the count in the reference or, with several, the mean
+    over those present. An n-gram that reaches its reference count has nothing more to gain: the gradient of the minimum
+    is 1 below it and 0 from there on.
+
+    Where the references hold no n-gram (shorter than n, empty, absent) there is nothing to match: the loss is 0 and so
+    is its gradient. Where no position is in use nothing is matched and the loss is 0 as well.
+
+    Args:
+        log_probs: ``(B, T, V)``, normalised over ``V``.
+        targets: ``(B, L)`` token ids without blanks or, with several references, ``(B, R, L)``; padding may be anything.
+        input_lengths: ``(B,)`` positions in use, each in ``0..T``.
+        target_lengths: ``(B,)`` or ``(B, R)``, each in ``0..L``; among several references 0 stands for an absent one.
+        blank: the id of the blank.
+        n: the length of the n-grams, at least 1.
+        collapse: ``"ctc"`` or ``"sctc"``.
+        exact_total: the exact expected number of n-grams; False takes the paper's E\|y\| - n + 1, or 0 where that is
+            negative. With False the result may fall below -1.
+
+    Returns:
+        ``(B,)`` losses in [-1, 0].
+
+    Example:
+        >>> path = torch.tensor([[3, 3, 0, 4, 5]])       # a model that is sure of "3 4 5"
+        >>> log_probs = torch.nn.functional.one_hot(path, 6).float().log()
+        >>> ngram_matching_loss(log_probs, torch.tensor([[3, 4, 2]]), torch.tensor([5]), torch.tensor([3]), blank=0)
+        tensor([-0.5000])
+    """
+    check_collapse(collapse)
+    check_n(n)
+    input_lengths = check_scores("log_probs", log_probs, input_lengths)
+    batch, _, vocabulary = log_probs.shape
+    check_blank(blank, vocabulary)
+    check_normalised(log_probs, input_lengths)
+    targets, target_lengths = check_targets(
+        targets, target_lengths, batch, vocabulary, log_probs.device, blank=blank
+    )
+    log_probs = full_precision(log_probs)
+    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
+    counts_BG = counts_from_log_probs(log_probs, ngrams_BGn, input_lengths, blank, collapse)
+    total_B = total_from_log_probs(log_probs, input_lengths, n, blank, collapse, exact_total)
+    return negative_f1(counts_BG, reference_BG, total_B)
+
+
+def negative_f1(counts_BG: Tensor, reference_BG: Tensor, total_B: Tensor) -> Tensor:
+    """``(B,)`` minus F1, from expected counts, the references' counts, and the expected total."""
+    # A repeated n-gram has reference count 0 at its repeats and so adds nothing: hence "<", no gradient at equality.
+    matched_B = torch.where(counts_BG < reference_BG, counts_BG, reference_BG).sum(-1)
+    reference_B = reference_BG.sum(-1)
+    empty_B = reference_B == 0
+    # Rounding, or the paper's total, may make the total negative. An empty reference has nothing to match, and 0 / 1.
+    size_B = torch.where(empty_B, 1.0, reference_B + total_B.clamp(min=0))
+    return -2 * matched_B / size_B

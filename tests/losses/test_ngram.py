@@ -1,0 +1,124 @@
+"""Counts, lengths, totals and the matching loss against the enumeration of all paths."""
+
+import itertools
+
+import oracle
+import pytest
+import torch
+from cases import Case, assert_equals_oracle, leaf, random_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nmla.losses import (
+    collapse_path,
+    expected_length,
+    expected_ngram_counts,
+    expected_ngram_total,
+    ngram_matching_loss,
+    ngram_matching_loss_with_logits,
+)
+
+COLLAPSES = ("ctc", "sctc")
+both_collapses = pytest.mark.parametrize("collapse", COLLAPSES)
+
+
+def log_softmax_in_use(logits: Tensor, case: Case) -> Tensor:
+    """Log-probabilities with NaN in the padding, through which no gradient passes back to make NaN of zero."""
+    used = torch.arange(logits.shape[1]) < case.input_lengths[:, None]
+    return logits.masked_fill(~used[..., None], 0.0).log_softmax(-1).masked_fill(~used[..., None], torch.nan)
+
+
+@both_collapses
+def test_collapse_path_equals_oracle_on_all_paths(collapse):
+    paths = oracle.all_paths(3, 6, 1, collapse)
+    for path, sentence, length in zip(paths.paths_PT, paths.sentences_PT, paths.lengths_P, strict=True):
+        assert collapse_path(path, blank=1, collapse=collapse) == sentence[:length].tolist()
+
+
+@both_collapses
+@pytest.mark.parametrize(("n", "positions", "vocabulary"), [(1, 5, 4), (2, 5, 4), (3, 6, 3), (4, 7, 3)])
+def test_counts_of_all_ngrams(n, positions, vocabulary, collapse):
+    for seed in range(6):
+        case = random_case(seed, positions=positions, vocabulary=vocabulary, zeros=seed % 2 == 1)
+        logits = leaf(case.logits)
+        words = [v for v in range(vocabulary) if v != case.blank]
+        ngrams = torch.tensor(list(itertools.product(words, repeat=n)))
+        counts = expected_ngram_counts(
+            log_softmax_in_use(logits, case),
+            ngrams.expand(len(logits), -1, -1),
+            case.input_lengths,
+            blank=case.blank,
+            collapse=collapse,
+        )
+        weights = torch.rand(len(ngrams), dtype=torch.float64)
+
+        def weighted_count(log_probs, b, case=case, ngrams=ngrams, weights=weights):
+            counts = [oracle.expected_count(log_probs, tuple(g), case.blank, collapse) for g in ngrams.tolist()]
+            torch.testing.assert_close(counts_now[b], torch.stack(counts).detach(), rtol=0, atol=1e-10)
+            return torch.stack(counts) @ weights
+
+        counts_now = counts.detach()
+        assert_equals_oracle(case, counts @ weights, weighted_count, logits)
+        totals = expected_ngram_total(case.log_probs, case.input_lengths, n, blank=case.blank, collapse=collapse)
+        torch.testing.assert_close(counts_now.sum(-1), totals, rtol=0, atol=1e-10)
+
+
+@both_collapses
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_totals(n, zeros, collapse):
+    for seed in range(8):
+        case = random_case(seed, zeros=zeros)
+        logits = leaf(case.logits)
+        totals = expected_ngram_total(
+            log_softmax_in_use(logits, case), case.input_lengths, n, blank=case.blank, collapse=collapse
+        )
+        assert_equals_oracle(
+            case, totals, lambda log_probs, _: oracle.expected_total(log_probs, n, case.blank, collapse), logits
+        )
+        length = expected_length(case.log_probs, case.input_lengths, blank=case.blank, collapse=collapse)
+        papers = expected_ngram_total(
+            case.log_probs, case.input_lengths, n, blank=case.blank, collapse=collapse, exact=False
+        )
+        torch.testing.assert_close(papers, length - n + 1, rtol=0, atol=1e-14)
+
+
+def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool) -> None:
+    options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total}
+
+    def truth(log_probs, b):
+        return oracle.ngram_matching_loss(log_probs, case.references(b), case.blank, n, collapse, exact_total)
+
+    logits = leaf(case.logits)
+    losses = ngram_matching_loss(log_softmax_in_use(logits, case), *case.arguments, **options)
+    assert_equals_oracle(case, losses, truth, logits)
+    logits = leaf(case.logits)
+    losses = ngram_matching_loss_with_logits(logits, *case.arguments, **options)
+    assert_equals_oracle(case, losses, truth, logits)
+
+
+@both_collapses
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("references", [None, 1, 3])
+def test_matching_loss(n, references, collapse):
+    for seed in range(12):
+        case = random_case(seed, references=references, zeros=seed % 3 == 2)
+        check_matching_loss(case, n, collapse, exact_total=seed % 4 != 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_matching_loss_on_any_case(data):
+    positions, vocabulary = data.draw(st.sampled_from([(1, 5), (2, 2), (3, 5), (4, 4), (6, 3), (8, 2)]))
+    case = random_case(
+        data.draw(st.integers(0, 10**6)),
+        batch=data.draw(st.integers(1, 5)),
+        positions=positions,
+        vocabulary=vocabulary,
+        longest=data.draw(st.integers(0, 7)),
+        references=data.draw(st.sampled_from([None, 1, 2, 4])),
+        zeros=data.draw(st.booleans()),
+    )
+    n, collapse = data.draw(st.integers(1, 5)), data.draw(st.sampled_from(COLLAPSES))
+    check_matching_loss(case, n, collapse, data.draw(st.booleans()))
