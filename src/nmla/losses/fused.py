@@ -18,6 +18,8 @@ from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_f
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
 
+_ROWS = 32
+
 
 def ngram_matching_loss_with_logits(
     logits: Tensor,
@@ -126,7 +128,9 @@ class _Sweep:
         self.tokens_TnBG[:used, :, b] = probs_TV.index_select(1, self.ids_BK[b]).view(used, self.n, grams)
         self.words_BT[b, :used] = probs_TV.sum(-1)
         if problem.collapse == "ctc" and used:
-            self.overlap_BT[b, 1:used] = torch.linalg.vecdot(probs_TV[1:], probs_TV[:-1])
+            # In blocks of rows, whose products stay in the cache.
+            pairs = zip(probs_TV[1:].split(_ROWS), probs_TV[:-1].split(_ROWS), strict=True)
+            self.overlap_BT[b, 1:used] = torch.cat([torch.linalg.vecdot(after, before) for after, before in pairs])
 
     def finish_reading(self, again: Callable[[int], Tensor]) -> None:
         """Compute what the exact total needs beyond the expected length. ``again(b)`` gives a sentence's probabilities
@@ -158,13 +162,14 @@ class _Sweep:
             read.requires_grad_(False)
         return loss_B.detach()
 
-    def write(self, b: int, probs_TV: Tensor, scratch_TV: Tensor, weight: Tensor) -> None:
-        """Turn a sentence's probabilities, in place, into the gradient of ``weight`` times its loss for its logits."""
-        used = probs_TV.shape[0]
-        if used == 0:
-            return
-        blank_T, overlap_T, scratch_TV = self.blank_BT[b, :used], self.overlap_BT[b, :used], scratch_TV[:used]
-        probs_TV[:, self.problem.blank] = 0
+    def write(self, b: int, bordered_TV: Tensor, grad_TV: Tensor, weight: Tensor) -> None:
+        """Write the gradient of ``weight`` times a sentence's loss for its logits into ``grad_TV``.
+
+        ``bordered_TV`` holds the sentence's probabilities between two rows of zeros: (T + 2, V); changes them.
+        """
+        used = grad_TV.shape[0]
+        bordered_TV[:, self.problem.blank] = 0
+        probs_TV, blank_T, overlap_T = bordered_TV[1:-1], self.blank_BT[b, :used], self.overlap_BT[b, :used]
         # Derivatives for log-probabilities: of the few tokens that the n-grams are made of, and of the blank ...
         d_total = self.d_total_B[b] * weight
         d_tokens_TnG = self.d_tokens_TnBG[:used, :, b] * self.tokens_TnBG[:used, :, b] * weight
@@ -173,21 +178,19 @@ class _Sweep:
         # ... and of any token through the total: p_t(v) times d_total (1 - p_{t-1}(v) - p_{t+1}(v)), less under SCTC.
         # The softmax then takes from each its share p_t(v) of the sum of all.
         if self.problem.collapse == "sctc":
-            probs_TV *= (d_total - d_sum_T).unsqueeze(-1)
+            torch.mul(probs_TV, (d_total - d_sum_T).unsqueeze(-1), out=grad_TV)
         else:
             d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
-            neighbours_TV = scratch_TV
-            neighbours_TV[:-1], neighbours_TV[-1] = probs_TV[1:], 0
-            neighbours_TV[1:] += probs_TV[:-1]
+            torch.add(bordered_TV[:-2], bordered_TV[2:], out=grad_TV)
             if self.falls_short[b]:
                 _, d_probs_TV, d_blanks_T = self._shortfall(b, probs_TV)
                 d_blank_T += d_total * d_blanks_T * blank_T
                 d_sum_T += d_total * (torch.linalg.vecdot(d_probs_TV, probs_TV) + d_blanks_T * blank_T)
-                neighbours_TV -= d_probs_TV
-            torch.addcmul((d_total - d_sum_T).unsqueeze(-1), neighbours_TV, -d_total, out=scratch_TV)
-            probs_TV *= scratch_TV
-        probs_TV.index_add_(1, self.ids_BK[b], d_tokens_TnG.flatten(1))
-        probs_TV[:, self.problem.blank] = d_blank_T - blank_T * d_sum_T
+                grad_TV -= d_probs_TV
+            torch.addcmul((d_total - d_sum_T).unsqueeze(-1), grad_TV, -d_total, out=grad_TV)
+            grad_TV *= probs_TV
+        grad_TV.index_add_(1, self.ids_BK[b], d_tokens_TnG.flatten(1))
+        grad_TV[:, self.problem.blank] = d_blank_T - blank_T * d_sum_T
 
 
 class _FromLogits(torch.autograd.Function):
@@ -215,10 +218,15 @@ class _FromLogits(torch.autograd.Function):
         (logits,) = ctx.saved_tensors
         lengths = ctx.sweep.problem.lengths
         grad_BTV = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        scratch_TV = grad_B.new_empty(max(lengths, default=0), logits.shape[-1])
+        scratch_TV = grad_B.new_empty(max(lengths, default=0) + 2, logits.shape[-1])
+        scratch_TV[0] = 0
         for b, used in enumerate(lengths):
-            probs_TV = torch.softmax(logits[b, :used], -1, dtype=grad_B.dtype)
-            ctx.sweep.write(b, probs_TV, scratch_TV, grad_B[b])
-            grad_BTV[b, :used] = probs_TV
+            torch.softmax(logits[b, :used], -1, dtype=grad_B.dtype, out=scratch_TV[1 : used + 1])
+            scratch_TV[used + 1] = 0
+            same_type = grad_BTV.dtype == grad_B.dtype
+            grad_TV = grad_BTV[b, :used] if same_type else torch.empty_like(scratch_TV[:used])
+            ctx.sweep.write(b, scratch_TV[: used + 2], grad_TV, grad_B[b])
+            if not same_type:
+                grad_BTV[b, :used] = grad_TV
             grad_BTV[b, used:] = 0
         return grad_BTV, None
