@@ -1,7 +1,7 @@
 """Random small problems for the losses: ragged lengths, repeats, any blank, garbage in the padding."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,17 +17,18 @@ class Case:
     target_lengths: Tensor
     blank: int
 
+    def log_probs_of(self, logits: Tensor) -> Tensor:
+        """Log-probabilities with NaN in the padding, through which no gradient passes back to make NaN of zero."""
+        padding = torch.arange(logits.shape[1]) >= self.input_lengths[:, None]
+        return logits.masked_fill(padding[..., None], 0.0).log_softmax(-1).masked_fill(padding[..., None], torch.nan)
+
     @property
     def log_probs(self) -> Tensor:
-        return self.logits.log_softmax(-1)
+        return self.log_probs_of(self.logits)
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.targets, self.input_lengths, self.target_lengths
-
-    def sentence_log_probs(self, b: int) -> Tensor:
-        """``(T, V)`` without padding."""
-        return self.logits[b, : self.input_lengths[b]].log_softmax(-1)
 
     def references(self, b: int) -> list[list[int]]:
         targets, lengths = self.targets[b], self.target_lengths[b]
@@ -37,9 +38,6 @@ class Case:
 
     def target(self, b: int) -> list[int]:
         return self.references(b)[0]
-
-    def with_logits(self, logits: Tensor) -> "Case":
-        return replace(self, logits=logits)
 
 
 def random_case(

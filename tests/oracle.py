@@ -72,11 +72,9 @@ def negative_log_likelihood(log_probs_TV: Tensor, target: list[int], blank: int,
     return -log_probs_P[paths.are(target)].logsumexp(0)
 
 
-def best_path(log_probs_TV: Tensor, target: list[int], blank: int, collapse: str) -> tuple[Tensor, Tensor]:
-    """The best path of the target and its log-probability; the target must be possible."""
+def best_score(log_probs_TV: Tensor, target: list[int], blank: int, collapse: str) -> Tensor:
     paths, log_probs_P = paths_of(log_probs_TV, blank, collapse)
-    best = log_probs_P.masked_fill(~paths.are(target), -torch.inf).argmax()
-    return paths.paths_PT[best], log_probs_P[best]
+    return log_probs_P.masked_fill(~paths.are(target), -torch.inf).max()
 
 
 def expected_count(log_probs_TV: Tensor, ngram: tuple[int, ...], blank: int, collapse: str) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from cases import Case, assert_equals_oracle, leaf, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nmla.losses import (
     collapse_path,
@@ -21,12 +20,6 @@ from nmla.losses import (
 
 COLLAPSES = ("ctc", "sctc")
 both_collapses = pytest.mark.parametrize("collapse", COLLAPSES)
-
-
-def log_softmax_in_use(logits: Tensor, case: Case) -> Tensor:
-    """Log-probabilities with NaN in the padding, through which no gradient passes back to make NaN of zero."""
-    used = torch.arange(logits.shape[1]) < case.input_lengths[:, None]
-    return logits.masked_fill(~used[..., None], 0.0).log_softmax(-1).masked_fill(~used[..., None], torch.nan)
 
 
 @both_collapses
@@ -45,7 +38,7 @@ def test_counts_of_all_ngrams(n, positions, vocabulary, collapse):
         words = [v for v in range(vocabulary) if v != case.blank]
         ngrams = torch.tensor(list(itertools.product(words, repeat=n)))
         counts = expected_ngram_counts(
-            log_softmax_in_use(logits, case),
+            case.log_probs_of(logits),
             ngrams.expand(len(logits), -1, -1),
             case.input_lengths,
             blank=case.blank,
@@ -72,7 +65,7 @@ def test_totals(n, zeros, collapse):
         case = random_case(seed, zeros=zeros)
         logits = leaf(case.logits)
         totals = expected_ngram_total(
-            log_softmax_in_use(logits, case), case.input_lengths, n, blank=case.blank, collapse=collapse
+            case.log_probs_of(logits), case.input_lengths, n, blank=case.blank, collapse=collapse
         )
         assert_equals_oracle(
             case, totals, lambda log_probs, _: oracle.expected_total(log_probs, n, case.blank, collapse), logits
@@ -91,7 +84,7 @@ def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool) ->
         return oracle.ngram_matching_loss(log_probs, case.references(b), case.blank, n, collapse, exact_total)
 
     logits = leaf(case.logits)
-    losses = ngram_matching_loss(log_softmax_in_use(logits, case), *case.arguments, **options)
+    losses = ngram_matching_loss(case.log_probs_of(logits), *case.arguments, **options)
     assert_equals_oracle(case, losses, truth, logits)
     logits = leaf(case.logits)
     losses = ngram_matching_loss_with_logits(logits, *case.arguments, **options)
