@@ -1,0 +1,193 @@
+"""The command line: one table, command to function. Nothing heavy is imported until a command runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmla import __version__
+from nmla.errors import NmlaError, UsageError
+
+LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    from nmla.demo import demo, study
+
+    (study if args.study else demo)(args.output, args.overrides)
+
+
+def run_prepare(args: argparse.Namespace) -> None:
+    from nmla.data.prepare import prepare
+
+    counts = prepare(train=tuple(args.train), valid=tuple(args.valid), output=args.output, vocab_size=args.vocab_size)
+    for name, count in counts.items():
+        print(f"{name}\t{count}")
+
+
+def run_train(args: argparse.Namespace) -> None:
+    from nmla.config import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)  # before the slow imports: a mistyped setting is told at once
+    from nmla.training.loop import train
+
+    print(train(recipe))
+
+
+def run_translate(args: argparse.Namespace) -> None:
+    from itertools import islice
+
+    from nmla.decoding.translator import Translator
+    from nmla.text.lines import decode_lines
+
+    translator = Translator.load(args.model)
+    at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
+    number = 0
+    lines = decode_lines(sys.stdin.buffer, "stdin")
+    while texts := list(islice(lines, at_once)):
+        for translation in translator.translate_batch(texts):
+            number += 1
+            if translation.parts > 1:
+                print(f"stdin:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
+            sys.stdout.buffer.write(translation.text.encode("utf-8") + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def run_score(args: argparse.Namespace) -> None:
+    from nmla.errors import DataError
+    from nmla.text.lines import decode_lines, read_lines
+
+    if (args.model is None) != (args.source is None):
+        raise UsageError("--model and --source must be given together: the model translates the source")
+    references = [read_lines(path) for path in args.reference]
+    if args.model is not None:
+        from nmla.decoding.translator import Translator
+
+        translations = Translator.load(args.model).translate_batch(read_lines(args.source))
+        hypotheses = [translation.text for translation in translations]
+    else:
+        hypotheses = list(decode_lines(sys.stdin.buffer, "stdin"))
+    for path, reference in zip(args.reference, references, strict=True):
+        if len(reference) != len(hypotheses):
+            raise DataError(f"{path} must have one line per output, but has {len(reference)} for {len(hypotheses)}")
+    if not hypotheses:
+        raise DataError("there must be at least one line to score, but there is none")
+
+    from nmla.evaluation.score import mean_entropy, score
+
+    scores = score(hypotheses, references)
+    print(f"BLEU\t{scores.bleu:.2f}\t{scores.bleu_signature}")
+    print(f"chrF\t{scores.chrf:.2f}\t{scores.chrf_signature}")
+    print(f"length ratio\t{scores.length_ratio:.3f}")
+    if args.model is not None:
+        print(f"entropy\t{mean_entropy(translations):.3f}\tnats per output position")
+
+
+@dataclass(frozen=True)
+class Command:
+    help: str
+    example: str  # a test runs it
+    run: Callable[[argparse.Namespace], None]
+    options: dict[str, dict[str, Any]]
+
+
+OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
+
+COMMANDS = {
+    "demo": Command(
+        "see in minutes what NMLA does, on a generated language",
+        "nmla demo train.steps=30 finetune.steps=20 --output runs/quick",
+        run_demo,
+        {
+            "overrides": OVERRIDES,
+            "--output": {"type": Path, "default": Path("runs/demo"), "help": "where to write (default: runs/demo)"},
+            "--study": {"action": "store_true", "help": "the two languages where NMLA does not win, instead"},
+        },
+    ),
+    "prepare": Command(
+        "make a corpus from parallel text: one sentence a line, aligned by line number",
+        "nmla prepare --train train.en train.de --valid valid.en valid.de --vocab-size 300 --output corpora/mine",
+        run_prepare,
+        {
+            "--train": {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")},
+            "--valid": {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")},
+            "--output": {"type": Path, "required": True, "help": "the corpus directory to make"},
+            "--vocab-size": {"type": int, "default": 32000, "help": "size of the joint vocabulary (default: 32000)"},
+        },
+    ),
+    "train": Command(
+        "train a model as a recipe says; called again, it goes on where it stopped",
+        "nmla train recipe.yaml train.steps=20 output=runs/mine",
+        run_train,
+        {"recipe": {"type": Path, "help": "a YAML file"}, "overrides": OVERRIDES},
+    ),
+    "translate": Command(
+        "translate standard input to standard output, line by line",
+        "nmla translate --model runs/mine/train/model < valid.en > output.de",
+        run_translate,
+        {"--model": {"type": Path, "required": True, "help": "a model directory"}},
+    ),
+    "score": Command(
+        "score translations on standard input, or a model's of a source file",
+        "nmla score --reference valid.de < output.de",
+        run_score,
+        {
+            "--reference": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "one sentence a line; give it again for more references",
+            },
+            "--model": {"type": Path, "help": "translate --source with this model, and tell its entropy too"},
+            "--source": {"type": Path, "help": "what --model translates"},
+        },
+    ),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="nmla", description="Machine translation in one forward pass.", epilog="example: nmla demo"
+    )
+    top.add_argument("--version", action="version", version=f"nmla {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=f"example:\n  {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for option, details in command.options.items():
+            sub.add_argument(option, **details)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a mistake of the user's becomes one line on stderr and an exit code."""
+    args = parser().parse_args(argv)
+    try:
+        COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+    except NmlaError as error:
+        print(f"nmla {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"nmla {args.command}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"nmla {args.command}: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

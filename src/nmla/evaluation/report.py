@@ -1,0 +1,119 @@
+"""Pictures and pages without a plotting library: SVG that stands alone, and HTML that holds everything it shows."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLOURS = ("#8a8f98", "#d9822b", "#2166ac")
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
+table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
+th:first-child, td:first-child, .text td { text-align: left; }
+thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
+mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
+@media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
+"""
+Points = Sequence[tuple[float, float]]
+
+
+def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    """One self-contained HTML page of (heading, HTML) sections."""
+    body = "".join(f"<h2>{escape(heading)}</h2>\n{content}\n" for heading, content in sections)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{escape(title)}</h1>\n{body}</body>\n</html>\n"
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """An HTML table; cells are HTML, so that they can carry marks. `kind` is "numbers" or "text"."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return (
+        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    )
+
+
+def curves(panels: Mapping[str, Mapping[str, Points]], unit: str) -> str:
+    """An SVG of one panel per measure side by side, in each one line per system; `unit` is that of the x axis.
+
+    Systems have the same colour in every panel and are named once, above.
+    """
+    width, height, gap = 230, 170, 44
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    colour = dict(zip(names, COLOURS, strict=False))
+    parts = []
+    for i, name in enumerate(names):
+        x = gap + i * 190
+        parts.append(f'<rect x="{x}" y="10" width="22" height="4" fill="{colour[name]}"/>')
+        parts.append(f'<text x="{x + 28}" y="17">{escape(name)}</text>')
+    for i, (title, series) in enumerate(panels.items()):
+        parts.append(_panel(title, series, colour, unit, i * (width + gap) + gap, 56, width, height))
+    total = len(panels) * (width + gap) + gap // 2
+    return _svg(total, height + 100, "".join(parts), ", ".join(panels))
+
+
+def _panel(
+    title: str,
+    series: Mapping[str, Points],
+    colour: Mapping[str, str],
+    unit: str,
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+) -> str:
+    points = [point for line in series.values() for point in line]
+    x_low, x_high = 0.0, max((x for x, _ in points), default=1.0) or 1.0
+    y_low, y_high = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0)
+    y_low = min(y_low, 0.0) if y_low < 0.4 * y_high else y_low
+    y_high += (y_high == y_low) * 1.0
+
+    def place(point: tuple[float, float]) -> str:
+        x = left + (point[0] - x_low) / (x_high - x_low) * width
+        y = top + height - (point[1] - y_low) / (y_high - y_low) * height
+        return f"{x:.1f},{y:.1f}"
+
+    parts = [f'<text x="{left}" y="{top - 12}" font-weight="bold">{escape(title)}</text>']
+    for k in range(5):
+        value = y_low + (y_high - y_low) * k / 4
+        y = top + height - height * k / 4
+        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>')
+        parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{value:.3g}</text>')
+    for k in range(3):
+        value, x = x_high * k / 2, left + width * k / 2
+        anchor = ("start", "middle", "end")[k]
+        label = f"{value:.0f}" + (f" {unit}" if k == 2 else "")
+        parts.append(f'<text x="{x}" y="{top + height + 17}" text-anchor="{anchor}" fill="#555">{escape(label)}</text>')
+    for name, line in series.items():
+        path = " ".join(place(point) for point in line)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour[name]}" stroke-width="2.2"/>')
+    return "".join(parts)
+
+
+def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]]) -> str:
+    """An SVG of probabilities: a row per token, a column per output position, the darker the more probable."""
+    cell, left, top = 20, 110, 34
+    parts = [f'<text x="0" y="16" font-weight="bold">{escape(title)}</text>']
+    for r, (name, line) in enumerate(zip(rows, values, strict=True)):
+        y = top + r * cell
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+        for c, value in enumerate(line):
+            shade = ",".join(str(round(255 + (deep - 255) * value)) for deep in (33, 102, 172))
+            parts.append(
+                f'<rect x="{left + c * cell}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill="rgb({shade})">'
+                f"<title>{escape(name)} at position {c + 1}: {value:.3f}</title></rect>"
+            )
+    columns = max((len(line) for line in values), default=0)
+    return _svg(left + columns * cell + 10, top + len(rows) * cell + 10, "".join(parts), title)
+
+
+def _svg(width: float, height: float, content: str, label: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(label)}" font-family="system-ui, sans-serif" font-size="12" fill="#222">'
+        f'<rect width="{width}" height="{height}" fill="#fff"/>{content}</svg>'
+    )

@@ -1,0 +1,42 @@
+"""Scores of translations, each with the signature that says how it was computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sacrebleu
+
+from nmla.decoding.translator import Translation
+
+
+@dataclass(frozen=True)
+class Scores:
+    bleu: float
+    chrf: float
+    length_ratio: float  # output words to reference words, as BLEU counts them
+    bleu_signature: str
+    chrf_signature: str
+
+
+def score(hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> Scores:
+    """Corpus BLEU and chrF by sacrebleu.
+
+    Args:
+        hypotheses: one output per sentence.
+        references: one or more lists as long as `hypotheses`; None where a sentence has fewer references.
+    """
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    # sacrebleu takes None for an absent reference, though its types do not say so
+    bleu_score = bleu.corpus_score(hypotheses, references)  # type: ignore[arg-type]
+    chrf_score = chrf.corpus_score(hypotheses, references)  # type: ignore[arg-type]
+    return Scores(
+        bleu=bleu_score.score,
+        chrf=chrf_score.score,
+        length_ratio=bleu_score.sys_len / max(bleu_score.ref_len, 1),
+        bleu_signature=str(bleu.get_signature()),
+        chrf_signature=str(chrf.get_signature()),
+    )
+
+
+def mean_entropy(translations: Sequence[Translation]) -> float:
+    """The model's uncertainty: entropy of its prediction, in nats, mean over all output positions."""
+    return sum(t.entropy for t in translations) / max(sum(t.positions for t in translations), 1)

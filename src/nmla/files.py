@@ -1,0 +1,55 @@
+"""Writing so that a reader sees the old file or the new one, never half of one."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step: aside, synced, renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)  # mkstemp makes it private
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    _sync(path.parent)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `path` that replaces `path` when the block ends well, else disappears."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield aside
+        for file in aside.rglob("*"):
+            _sync(file)
+        _sync(aside)
+        os.chmod(aside, 0o755)  # mkdtemp makes it private
+        old = aside.with_name(f"{aside.name}.old")
+        if path.exists():
+            os.rename(path, old)
+        os.rename(aside, path)
+        _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

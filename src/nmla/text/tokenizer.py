@@ -1,0 +1,87 @@
+"""From text to token ids and back. The special ids are named here and nowhere else."""
+
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import sentencepiece
+
+from nmla.errors import DataError, UsageError
+from nmla.text.lines import require_file
+
+PAD, UNK, BOS, EOS, BLANK = range(5)
+_WORD_START = "▁"
+
+
+class Tokenizer:
+    """A sentencepiece model whose first ids are PAD, UNK, BOS, EOS and BLANK."""
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        require_file(path)
+        try:
+            tokenizer = cls(path.read_bytes())
+        except RuntimeError:
+            raise DataError(f"{path}: must be a sentencepiece model, but cannot be read as one") from None
+        if tokenizer._pieces.piece_to_id("<blank>") != BLANK:
+            raise DataError(f"{path}: must have <blank> at id {BLANK}; make the corpus with `nmla prepare`")
+        return tokenizer
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
+        """Learn byte-pair encoding from `lines`, which hold both languages: one vocabulary serves source and target."""
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocab_size,
+                character_coverage=1.0,
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                control_symbols=["<blank>"],
+                max_sentence_length=1 << 20,
+                num_threads=1,  # the result must not depend on the machine
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise _vocabulary_error(vocab_size, str(error)) from None
+        return cls(model.getvalue())
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._pieces.vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, without special tokens."""
+        return list(self._pieces.encode(text))
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of `ids`; PAD, BOS, EOS and BLANK are silent."""
+        return str(self._pieces.decode(ids))
+
+    def piece(self, token: int) -> str:
+        """The token as people read it in tables: "▁" marks the start of a word."""
+        return str(self._pieces.id_to_piece(int(token)))
+
+    def starts_word(self, token: int) -> bool:
+        return self.piece(token).startswith(_WORD_START)
+
+
+def _vocabulary_error(vocab_size: int, message: str) -> Exception:
+    if most := re.search(r"<= (\d+)\.", message):
+        return UsageError(f"vocab_size must be at most {most[1]} for this text, but is {vocab_size}")
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return UsageError(f"vocab_size must be at least {least[1]} for this text, but is {vocab_size}")
+    return DataError(f"sentencepiece could not learn a vocabulary of {vocab_size}: {message}")

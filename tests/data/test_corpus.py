@@ -1,0 +1,123 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmla.data.batching import collate, epoch_batches
+from nmla.data.corpus import Corpus, TokenStore, shortest_paths, write_store
+from nmla.data.prepare import prepare
+from nmla.errors import DataError, UsageError
+from nmla.text.tokenizer import EOS, PAD
+
+
+def test_corpus_holds_what_was_prepared(digits):
+    corpus = Corpus.load(digits / "corpus")
+    lines = (digits / "train.txt").read_text().splitlines()
+    assert len(corpus.train_source) == len(lines)
+    assert [corpus.tokenizer.decode(corpus.train_source[i].tolist()) for i in range(20)] == lines[:20]
+    assert corpus.valid_target == (digits / "valid.txt").read_text().splitlines()
+    assert isinstance(corpus.train_source.tokens, np.memmap)
+    assert json.loads((digits / "corpus" / "manifest.json").read_text())["train_pairs"] == len(lines)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
+def test_store_gives_sentences_back(tmp_path, vocab_size, dtype):
+    sentences = [[5, 6], [], [vocab_size - 1]]
+    write_store(tmp_path, "x", sentences, vocab_size)
+    store = TokenStore.load(tmp_path, "x")
+    assert [store[i].tolist() for i in range(len(store))] == sentences
+    assert store.tokens.dtype == dtype
+    assert store.lengths.tolist() == [2, 0, 1]
+
+
+@given(st.lists(st.lists(st.integers(5, 7), max_size=6), max_size=8))
+def test_shortest_path_has_a_blank_between_equal_neighbours(sentences):
+    tokens = np.array([token for sentence in sentences for token in sentence], dtype=np.uint16)
+    offsets = np.cumsum([0, *(len(sentence) for sentence in sentences)]).astype(np.int64)
+    expected = [len(s) + sum(a == b for a, b in itertools.pairwise(s)) for s in sentences]
+    assert shortest_paths(TokenStore(tokens, offsets)).tolist() == expected
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 120), st.integers(0, 3))
+def test_each_sentence_is_in_one_batch_within_the_budget(costs, budget, epoch):
+    costs = np.array(costs)
+    batches = epoch_batches(costs, budget, seed=1, epoch=epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(costs)))
+    assert all(costs[batch].max() * len(batch) <= budget or len(batch) == 1 for batch in batches)
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    costs = np.arange(1, 200)
+    one, again, next_epoch, other_seed = (
+        [batch.tolist() for batch in epoch_batches(costs, 500, seed, epoch)]
+        for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+    )
+    assert one == again
+    assert one != next_epoch
+    assert one != other_seed
+
+
+def test_collate_pads_and_closes_the_source(digits):
+    corpus = Corpus.load(digits / "corpus")
+    batch = collate(corpus.train_source, corpus.train_target, np.array([0, 1, 2]))
+    for row in range(3):
+        tokens = corpus.train_source[row].tolist()
+        assert batch.source[row].tolist()[: len(tokens) + 1] == [*tokens, EOS]
+        assert batch.target[row].tolist()[: len(tokens)] == tokens
+        assert set(batch.target[row].tolist()[len(tokens) :]) <= {PAD}
+    assert (batch.source_lengths == batch.target_lengths + 1).all()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    source.write_text("one two three\n" * 30)
+    target.write_text("eins zwei drei\n" * 30)
+    return source, target
+
+
+def test_pairs_with_an_empty_side_are_dropped_and_counted(pair, tmp_path):
+    pair[0].write_text("one two three\n" * 28 + " \none\n")
+    pair[1].write_text("eins zwei drei\n" * 28 + "eins\n\n")
+    counts = prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
+    assert (counts["train_pairs"], counts["train_dropped_empty"]) == (28, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"", b"", "must hold at least one line, but is empty"),
+        (b"a\nb\n", b"a\n", "must have as many lines as each other, but have 2 and 1"),
+        (b"a\n", b"\xff\n", "must be UTF-8"),
+        (b"\n\n", b"a\nb\n", "every pair has an empty side"),
+    ],
+)
+def test_unusable_text_is_refused_and_nothing_is_left(pair, tmp_path, source, target, message):
+    valid = (tmp_path / "v.en", tmp_path / "v.de")
+    valid[0].write_bytes(source)
+    valid[1].write_bytes(target)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=message):
+        prepare(train=pair, valid=valid, output=tmp_path / "corpus", vocab_size=24)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_existing_output_is_never_overwritten(pair, tmp_path):
+    output = tmp_path / "corpus"
+    output.mkdir()
+    (output / "precious").write_text("x")
+    with pytest.raises(UsageError, match="must not exist yet"):
+        prepare(train=pair, valid=pair, output=output, vocab_size=24)
+    assert (output / "precious").read_text() == "x"
+
+
+def test_no_corpus_and_damaged_corpus_are_told_apart(pair, tmp_path):
+    with pytest.raises(UsageError, match="make one with `nmla prepare`"):
+        Corpus.load(tmp_path)
+    prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
+    (tmp_path / "corpus" / "train.source.tokens.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(DataError, match="damaged"):
+        Corpus.load(tmp_path / "corpus")

@@ -1,0 +1,148 @@
+"""The commands as a user types them."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import COPY_RECIPE
+from nmla.cli import COMMANDS
+
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def nmla(*arguments, cwd, stdin=b""):
+    return subprocess.run(
+        [sys.executable, "-m", "nmla.cli", *map(str, arguments)], cwd=cwd, input=stdin, capture_output=True
+    )
+
+
+def complaint(done, code):
+    """The one line on stderr of a command that refused, having written nothing to stdout."""
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == code, done.stderr.decode()
+    assert len(lines) == 1, done.stderr.decode()
+    assert done.stdout == b""
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def desk(digits, tmp_path_factory):
+    """A directory with the files that the examples of the help name."""
+    directory = tmp_path_factory.mktemp("desk")
+    for split in ("train", "valid"):
+        for language in ("en", "de"):
+            (directory / f"{split}.{language}").write_bytes((digits / f"{split}.txt").read_bytes())
+    recipe = "data: {corpus: corpora/mine}\noutput: runs/mine\n" + COPY_RECIPE
+    (directory / "recipe.yaml").write_text(recipe)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def examples(desk):
+    """Each command's example, run in turn: they build on each other."""
+    vocabulary = {"--vocab-size 300": "--vocab-size 16"}  # digits have no more pieces
+    done = {}
+    for name in ("prepare", "train", "translate", "score", "demo"):
+        command = COMMANDS[name].example
+        for long, short in vocabulary.items():
+            command = command.replace(long, short)
+        done[name] = subprocess.run(command, shell=True, cwd=desk, env=ENVIRONMENT, capture_output=True, text=True)
+    return done
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example_in_the_help_runs(examples, name):
+    assert examples[name].returncode == 0, examples[name].stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_example(name, desk):
+    done = nmla(name, "--help", cwd=desk)
+    assert done.returncode == 0
+    assert COMMANDS[name].example in done.stdout.decode()
+    assert shlex.split(COMMANDS[name].example)[:2] == ["nmla", name]
+
+
+def test_commands_print_data_on_stdout(examples, desk):
+    assert "train_pairs\t2000" in examples["prepare"].stdout
+    assert examples["train"].stdout == "runs/mine/finetune/model\n"
+    assert examples["translate"].stdout == ""  # the shell sent it to a file
+    assert len((desk / "output.de").read_text().splitlines()) == 100
+    assert examples["score"].stdout.startswith("BLEU\t")
+    assert "nrefs:1|case:mixed" in examples["score"].stdout
+
+
+def test_score_of_a_model_tells_its_entropy(examples, desk):
+    done = nmla(
+        *("score", "--model", "runs/mine/train/model", "--source", "valid.en", "--reference", "valid.de"), cwd=desk
+    )
+    assert done.returncode == 0
+    assert "entropy\t" in done.stdout.decode()
+
+
+def test_translate_keeps_every_line(copy_run, tmp_path):
+    model = copy_run / "train" / "model"
+    text = "1 2\n\n3 4\r\n \n\U0001f600 \u2028 5\n6 7".encode()
+    lines = nmla("translate", "--model", model, cwd=tmp_path, stdin=text).stdout.decode().split("\n")
+    assert len(lines) == 7
+    assert (lines[0], lines[1], lines[2], lines[3], lines[-1]) == ("1 2", "", "3 4", " ", "")
+    assert nmla("translate", "--model", model, cwd=tmp_path, stdin=b"").stdout == b""
+
+
+def test_translate_writes_what_came_before_a_bad_line(copy_run, tmp_path):
+    done = nmla("translate", "--model", copy_run / "train" / "model", cwd=tmp_path, stdin=b"1 2\n\xff\n")
+    assert done.returncode == 3
+    assert done.stderr.decode().startswith("nmla translate: stdin:2: text must be UTF-8")
+
+
+def test_long_line_is_told(copy_run, tmp_path):
+    done = nmla("translate", "--model", copy_run / "train" / "model", cwd=tmp_path, stdin=b"1 2 3 4 " * 200)
+    assert b"stdin:1: long line, translated in" in done.stderr
+
+
+PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", "valid.de", "--vocab-size", "16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("train", "nowhere.yaml"), 2, "a recipe must be a YAML file, but there is none here"),
+        (("train", "recipe.yaml", "train.step=5"), 2, "there is no setting train.step; did you mean train.steps?"),
+        (("train", "recipe.yaml", "data.corpus=nowhere"), 2, "must be a corpus, but holds no manifest.json"),
+        (("translate", "--model", "nowhere"), 2, "must be a model directory"),
+        (("score", "--reference", "nowhere"), 2, "nowhere: must be a file, but does not exist"),
+        (("score", "--reference", "valid.de"), 3, "must have one line per output, but has 100 for 0"),
+        (("score", "--reference", "valid.de", "--model", "x"), 2, "must be given together"),
+        ((*PREPARE, "--output", "valid.en"), 2, "must not exist yet"),
+        ((*PREPARE, "--output", "new", "--train", "train.en", "nowhere"), 2, "nowhere: must be a file"),
+        ((*PREPARE, "--output", "new", "--train", "train.en", "valid.de"), 3, "must have as many lines as each other"),
+        ((*PREPARE, "--output", "new", "--train", "empty", "empty"), 3, "empty: must hold at least one line"),
+        ((*PREPARE, "--output", "new", "--train", "binary", "binary"), 3, "binary:1: text must be UTF-8"),
+        ((*PREPARE, "--output", "new", "--vocab-size", "9000"), 2, "vocab_size must be at most"),
+        (("demo", "train.step=5"), 2, "did you mean train.steps?"),
+        (("demo", "--output", "."), 2, "must be empty or an earlier demo"),
+    ],
+)
+def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
+    (desk / "empty").write_bytes(b"")
+    (desk / "binary").write_bytes(b"\xff\xfe\n")
+    before = {path.name for path in desk.iterdir()}
+    assert message in complaint(nmla(*arguments, cwd=desk), code)
+    assert {path.name for path in desk.iterdir()} == before
+
+
+def test_no_command_is_a_usage_error(desk):
+    done = nmla(cwd=desk)
+    assert done.returncode == 2
+    assert b"COMMAND" in done.stderr
+
+
+def test_reader_that_stops_early_is_no_error(copy_run, tmp_path):
+    command = f"{sys.executable} -m nmla.cli translate --model {copy_run}/train/model | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, input=b"1 2\n" * 20000, capture_output=True)
+    assert done.stdout == b"1 2\n"
+    assert done.stderr == b""

@@ -1,0 +1,70 @@
+import pytest
+
+from nmla.config import load_recipe, parse_recipe, recipe_yaml
+from nmla.errors import UsageError
+
+RECIPE = """
+data: {corpus: corpora/mine}
+output: runs/mine
+train: {steps: 100, learning_rate: 1}
+finetune: {steps: 50, loss: ngram}
+"""
+
+
+def test_recipe_has_types_defaults_and_overrides():
+    recipe = parse_recipe(RECIPE, ["train.steps=7", "model.d_model=64", "seed=3"])
+    assert (recipe.train.steps, recipe.train.loss, recipe.train.learning_rate) == (7, "ctc", 1.0)
+    assert (recipe.finetune.loss, recipe.finetune.ngram) == ("ngram", 2)
+    assert (recipe.model.d_model, recipe.seed) == (64, 3)
+    assert parse_recipe(RECIPE, ["finetune=null"]).finetune is None
+
+
+def test_yaml_of_a_recipe_reads_back_equal():
+    recipe = parse_recipe(RECIPE)
+    assert parse_recipe(recipe_yaml(recipe)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.step=5"], "there is no setting train.step; did you mean train.steps?"),
+        (["trian.steps=5"], "there is no setting trian; did you mean train?"),
+        (
+            ["finetune.lerning_rate=5"],
+            "there is no setting finetune.lerning_rate; did you mean finetune.learning_rate?",
+        ),
+        (["train.xyzzy=5"], "there is no setting train.xyzzy; the settings here are steps, loss,"),
+        (["train.steps=many"], "train.steps: Value 'many' of type 'str' could not be converted to Integer"),
+        (["train.steps=1.5"], "could not be converted to Integer"),
+        (["train.steps=0"], "steps of a stage must be above 0, but is 0"),
+        (["train.learning_rate=nan"], "learning_rate of a stage must be above 0, but is nan"),
+        (["train.loss=nll"], "loss must be one of ctc, ngram, but is 'nll'"),
+        (["train.dropout=1"], "dropout must be in [0, 1), but is 1.0"),
+        (["model.heads=3"], "model.heads must divide d_model 512, but is 3"),
+        (["train=3"], "train must be a section with settings of its own, but is 3"),
+        (["steps"], "an override must be key=value, but is 'steps'"),
+    ],
+)
+def test_wrong_setting_is_refused_with_the_right_one(overrides, message):
+    with pytest.raises(UsageError) as error:
+        parse_recipe(RECIPE, overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "output: runs/x", "", "train: {steps: 5, steps: }: }"])
+def test_what_is_no_recipe_is_refused_in_one_line(text, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_recipe(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_or_binary_recipe_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is none here"):
+        load_recipe(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="must be UTF-8 text"):
+        load_recipe(tmp_path / "binary.yaml")
