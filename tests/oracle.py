@@ -142,11 +142,13 @@ def bag_of_ngrams_loss(log_probs_TV: Tensor, references: list[list[int]], n: int
 def axe_loss(log_probs_TV: Tensor, target: list[int], blank: int, delta: float) -> Tensor:
     """The least cost over all ways through the table, each followed to its end."""
     positions = log_probs_TV.shape[0]
+    if target and not positions:
+        return log_probs_TV.new_tensor(torch.inf)
 
     def ways(i: int, j: int) -> list[Tensor]:
         """Costs of all ways from i target tokens and j positions done to all done."""
         if i == len(target) and j == positions:
-            return [log_probs_TV.new_zeros(())]
+            return [log_probs_TV[:0].sum()]
         costs = []
         if i < len(target):
             # The position of an omitted token is the one just done; before the first, the first.

@@ -1,24 +1,15 @@
-"""The n-gram matching loss straight from logits, or from decoder states: softmax, loss and gradient in one sweep.
+"""The n-gram matching loss straight from logits, or from decoder states: softmax, loss and gradient in one sweep."""
 
-The loss reads few of the (B, T, V) probabilities, those of the reference's tokens. All it asks of the others is the
-expected length, whose gradient is known in closed form. So the probabilities of a sentence are made, read and dropped
-while they are in the cache, the recurrences run on what was read, and a second sweep writes the gradient.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .collapse import check_collapse
-from .inputs import check_blank, check_scores, check_targets, full_precision
-from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_from_blanks
-from .matching import negative_f1
-from .ngram import counts_from_probs, reference_ngrams
+from .inputs import check_scores, in_use
+from .sweep import Problem, Sweep, checked_problem
 
-_ROWS = 32
+# Elements of the (sentences, T, V) logits that the fused loss holds at once: few sentences, but no small products.
+_ELEMENTS = 2**22
 
 
 def ngram_matching_loss_with_logits(
@@ -54,151 +45,67 @@ def ngram_matching_loss_with_logits(
         tensor([ 0.0816, -0.0816])
     """
     input_lengths = check_scores("logits", logits, input_lengths)
-    problem = _checked_problem(
+    problem = checked_problem(
         logits, logits.shape[-1], targets, input_lengths, target_lengths, blank, n, collapse, exact_total
     )
     loss_B: Tensor = _FromLogits.apply(logits, problem)
     return loss_B
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What is to be matched: all but the model's scores."""
-
-    ngrams_BGn: Tensor
-    reference_BG: Tensor
-    lengths: list[int]
-    blank: int
-    collapse: str
-    exact_total: bool
-
-    def part(self, sentences: slice) -> "_Problem":
-        return replace(
-            self,
-            ngrams_BGn=self.ngrams_BGn[sentences],
-            reference_BG=self.reference_BG[sentences],
-            lengths=self.lengths[sentences],
-        )
-
-
-def _checked_problem(
-    scores: Tensor,
-    vocabulary: int,
+def fused_ngram_matching_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     targets: Tensor,
     input_lengths: Tensor,
     target_lengths: Tensor,
+    *,
     blank: int,
-    n: int,
-    collapse: str,
-    exact_total: bool,
-) -> _Problem:
-    check_collapse(collapse)
-    check_n(n)
-    check_blank(blank, vocabulary)
-    targets, target_lengths = check_targets(
-        targets, target_lengths, scores.shape[0], vocabulary, scores.device, blank=blank
+    n: int = 2,
+    collapse: str = "ctc",
+    exact_total: bool = True,
+) -> Tensor:
+    r""":func:`ngram_matching_loss_with_logits` of ``hidden @ weight.T + bias``, a few sentences at a time.
+
+    The ``(B, T, V)`` logits never exist, so memory does not grow with the batch. Gradients are made along with the loss,
+    as if its sentences were to be weighted alike (a sum or a mean); when they turn out not to be, they are made again,
+    and the time doubles.
+
+    Args:
+        hidden: ``(B, T, D)`` decoder states.
+        weight: ``(V, D)`` output matrix.
+        bias: ``(V,)`` or None.
+        targets, input_lengths, target_lengths, blank, n, collapse, exact_total: as in :func:`ngram_matching_loss`.
+
+    Returns:
+        ``(B,)`` losses in [-1, 0], differentiable in ``hidden``, ``weight`` and ``bias``; float32 where ``hidden`` is of
+        half precision.
+
+    Example:
+        >>> states, matrix = torch.eye(3)[None], 9 * torch.eye(3)    # three positions: blank 0, then 1, then 2
+        >>> fused_ngram_matching_loss(
+        ...     states, matrix, None, torch.tensor([[1, 2]]), torch.tensor([3]), torch.tensor([2]), blank=0)
+        tensor([-0.9997])
+    """
+    input_lengths = check_scores("hidden", hidden, input_lengths)
+    vocabulary = weight.shape[0]
+    if weight.shape != (vocabulary, hidden.shape[2]):
+        raise ValueError(f"weight must be (V, {hidden.shape[2]}), but is {tuple(weight.shape)}")
+    if bias is not None and bias.shape != (vocabulary,):
+        raise ValueError(f"bias must be ({vocabulary},) or None, but is {tuple(bias.shape)}")
+    problem = checked_problem(
+        hidden, vocabulary, targets, input_lengths, target_lengths, blank, n, collapse, exact_total
     )
-    dtype = full_precision(scores.new_empty(0)).dtype
-    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, dtype)
-    return _Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total)
-
-
-class _Sweep:
-    """Reads what the loss depends on from each sentence's probabilities; later turns them into their gradient."""
-
-    def __init__(self, problem: _Problem) -> None:
-        self.problem = problem
-        batch, grams, n = problem.ngrams_BGn.shape
-        positions = max(problem.lengths, default=0)
-        like = problem.reference_BG
-        self.n = n
-        self.ids_BK = problem.ngrams_BGn.transpose(1, 2).reshape(batch, n * grams)
-        self.tokens_TnBG = like.new_zeros(positions, n, batch, grams)
-        self.blank_BT = like.new_ones(batch, positions)  # padding is blank, and so adds nothing
-        self.words_BT = like.new_zeros(batch, positions)  # the probability of anything but blank
-        self.overlap_BT = like.new_zeros(batch, positions)  # of the token before once more, and not blank
-        self.shortfall_B = like.new_zeros(batch)
-        self.falls_short = [False] * batch
-
-    def read(self, b: int, probs_TV: Tensor) -> None:
-        """Take note of a sentence's probabilities, ``(T, V)`` without padding; changes them."""
-        problem, used, grams = self.problem, probs_TV.shape[0], self.tokens_TnBG.shape[-1]
-        self.blank_BT[b, :used] = probs_TV[:, problem.blank]
-        probs_TV[:, problem.blank] = 0
-        self.tokens_TnBG[:used, :, b] = probs_TV.index_select(1, self.ids_BK[b]).view(used, self.n, grams)
-        self.words_BT[b, :used] = probs_TV.sum(-1)
-        if problem.collapse == "ctc" and used:
-            # In blocks of rows, whose products stay in the cache.
-            pairs = zip(probs_TV[1:].split(_ROWS), probs_TV[:-1].split(_ROWS), strict=True)
-            self.overlap_BT[b, 1:used] = torch.cat([torch.linalg.vecdot(after, before) for after, before in pairs])
-
-    def finish_reading(self, again: Callable[[int], Tensor]) -> None:
-        """Compute what the exact total needs beyond the expected length. ``again(b)`` gives a sentence's probabilities
-        once more: for few, once a model writes whole sentences."""
-        if self.problem.exact_total and self.problem.collapse == "ctc" and self.n > 2:
-            self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
-            for b in range(len(self.falls_short)):
-                if self.falls_short[b]:
-                    self.shortfall_B[b] = self._shortfall(b, again(b))[0]
-
-    def _shortfall(self, b: int, probs_TV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        probs_TV[:, self.problem.blank] = 0
-        return shortfall_and_gradient(probs_TV, self.blank_BT[b, : probs_TV.shape[0]], self.n)
-
-    def loss(self, *, derivatives: bool) -> Tensor:
-        """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
-        problem = self.problem
-        length_B = (self.words_BT - self.overlap_BT).sum(-1)
-        reads = [read.requires_grad_(derivatives) for read in (self.tokens_TnBG, self.blank_BT, length_B)]
-        with torch.enable_grad():
-            counts_BG = counts_from_probs(self.tokens_TnBG, self.blank_BT.t(), problem.ngrams_BGn, problem.collapse)
-            total_B = length_B - (self.n - 1) + self.shortfall_B
-            if problem.exact_total and (self.n == 2 or (self.n > 2 and problem.collapse == "sctc")):
-                total_B = total_B + shortfall_from_blanks(self.blank_BT, self.n)
-            loss_B = negative_f1(counts_BG, problem.reference_BG, total_B)
-            if derivatives:
-                self.d_tokens_TnBG, self.d_blank_BT, self.d_total_B = torch.autograd.grad(loss_B.sum(), reads)
-        for read in reads:
-            read.requires_grad_(False)
-        return loss_B.detach()
-
-    def write(self, b: int, bordered_TV: Tensor, grad_TV: Tensor, weight: Tensor) -> None:
-        """Write the gradient of ``weight`` times a sentence's loss for its logits into ``grad_TV``.
-
-        ``bordered_TV`` holds the sentence's probabilities between two rows of zeros: (T + 2, V); changes them.
-        """
-        used = grad_TV.shape[0]
-        bordered_TV[:, self.problem.blank] = 0
-        probs_TV, blank_T, overlap_T = bordered_TV[1:-1], self.blank_BT[b, :used], self.overlap_BT[b, :used]
-        # Derivatives for log-probabilities: of the few tokens that the n-grams are made of, and of the blank ...
-        d_total = self.d_total_B[b] * weight
-        d_tokens_TnG = self.d_tokens_TnBG[:used, :, b] * self.tokens_TnBG[:used, :, b] * weight
-        d_blank_T = self.d_blank_BT[b, :used] * blank_T * weight
-        d_sum_T = d_tokens_TnG.sum((1, 2)) + d_blank_T + d_total * self.words_BT[b, :used]
-        # ... and of any token through the total: p_t(v) times d_total (1 - p_{t-1}(v) - p_{t+1}(v)), less under SCTC.
-        # The softmax then takes from each its share p_t(v) of the sum of all.
-        if self.problem.collapse == "sctc":
-            torch.mul(probs_TV, (d_total - d_sum_T).unsqueeze(-1), out=grad_TV)
-        else:
-            d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
-            torch.add(bordered_TV[:-2], bordered_TV[2:], out=grad_TV)
-            if self.falls_short[b]:
-                _, d_probs_TV, d_blanks_T = self._shortfall(b, probs_TV)
-                d_blank_T += d_total * d_blanks_T * blank_T
-                d_sum_T += d_total * (torch.linalg.vecdot(d_probs_TV, probs_TV) + d_blanks_T * blank_T)
-                grad_TV -= d_probs_TV
-            torch.addcmul((d_total - d_sum_T).unsqueeze(-1), grad_TV, -d_total, out=grad_TV)
-            grad_TV *= probs_TV
-        grad_TV.index_add_(1, self.ids_BK[b], d_tokens_TnG.flatten(1))
-        grad_TV[:, self.problem.blank] = d_blank_T - blank_T * d_sum_T
+    loss_B: Tensor = _FromHidden.apply(hidden, weight, bias, problem)
+    return loss_B
 
 
 class _FromLogits(torch.autograd.Function):
     """Makes each sentence's probabilities twice, forward and backward: cheaper than keeping them in memory."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, problem: _Problem) -> Tensor:
-        sweep = _Sweep(problem)
+    def forward(ctx: Any, logits: Tensor, problem: Problem) -> Tensor:
+        sweep = Sweep(problem)
         scratch_TV = problem.reference_BG.new_empty(max(problem.lengths, default=0), logits.shape[-1])
 
         def probs(b: int) -> Tensor:
@@ -230,3 +137,82 @@ class _FromLogits(torch.autograd.Function):
                 grad_BTV[b, :used] = grad_TV
             grad_BTV[b, used:] = 0
         return grad_BTV, None
+
+
+class _FromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
+        loss_B = problem.reference_BG.new_empty(hidden.shape[0])
+        alike_B = torch.ones_like(loss_B)
+        ctx.gradients = _sweep_head(hidden, weight, bias, problem, loss_B, alike_B, ctx.needs_input_grad)
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.problem = problem
+        return loss_B
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor | None, ...]:
+        if (grad_B == grad_B[:1]).all():
+            gradients = [None if grad is None else grad * grad_B[0].to(grad.dtype) for grad in ctx.gradients]
+        else:
+            loss_B = torch.empty_like(grad_B)
+            gradients = _sweep_head(*ctx.saved_tensors, ctx.problem, loss_B, grad_B, ctx.needs_input_grad)
+        return *gradients, None
+
+
+def _sweep_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    problem: Problem,
+    loss_B: Tensor,
+    weight_B: Tensor,
+    wanted: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """Fill ``loss_B``; return the gradients that are wanted of the losses' sum, weighted by ``weight_B``."""
+    batch, positions, _ = hidden.shape
+    vocabulary = weight.shape[0]
+    d_hidden = torch.zeros_like(hidden) if wanted[0] else None
+    d_weight = torch.zeros_like(weight, dtype=loss_B.dtype) if wanted[1] else None
+    d_bias = torch.zeros_like(bias, dtype=loss_B.dtype) if bias is not None and wanted[2] else None
+    # The products are made in the type of the states, all else in full precision, whatever autocast would choose.
+    matrix_VD, bias_V = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    sentences = max(1, min(batch, _ELEMENTS // max(1, positions * vocabulary)))
+    logits = hidden.new_empty(sentences * positions, vocabulary)
+    bordered = loss_B.new_zeros(sentences * (positions + 2), vocabulary)
+    for start in range(0, batch, sentences):
+        part = slice(start, start + sentences)
+        sweep = Sweep(problem.part(part))
+        lengths = problem.lengths[part]
+        used_ST = in_use(torch.tensor(lengths, device=hidden.device), positions)
+        rows_ND = hidden[part][used_ST]
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits_NV = torch.mm(rows_ND, matrix_VD.t(), out=logits[: len(rows_ND)])
+        if bias_V is not None:
+            logits_NV += bias_V
+        scores = logits_NV.split(lengths)
+        probs = [rows[: length + 2] for rows, length in zip(bordered.split(positions + 2), lengths, strict=False)]
+        for s, length in enumerate(lengths):
+            torch.softmax(scores[s], -1, dtype=bordered.dtype, out=probs[s][1:-1])
+            probs[s][length + 1] = 0
+            sweep.read(s, probs[s][1:-1])
+        sweep.finish_reading(lambda s, probs=probs: probs[s][1:-1])  # type: ignore[misc]
+        loss_B[part] = sweep.loss(derivatives=any(wanted))
+        if not any(wanted):
+            continue
+        grad_NV = logits_NV if hidden.dtype == loss_B.dtype else torch.empty_like(logits_NV, dtype=loss_B.dtype)
+        for s, grad_TV in enumerate(grad_NV.split(lengths)):
+            sweep.write(s, probs[s], grad_TV, weight_B[start + s])
+        if d_bias is not None:
+            d_bias += grad_NV.sum(0)
+        grad_NV = grad_NV.to(hidden.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            if d_hidden is not None:
+                d_hidden[part][used_ST] = grad_NV @ matrix_VD
+            if d_weight is not None:
+                d_weight += grad_NV.t() @ rows_ND
+    return [
+        d_hidden,
+        None if d_weight is None else d_weight.to(weight.dtype),
+        None if d_bias is None or bias is None else d_bias.to(bias.dtype),
+    ]

@@ -119,7 +119,7 @@ def shortfall_from_blanks(blank_BT: Tensor, n: int) -> Tensor:
     have_BJ = (short_by_J == n - 1).to(blank_BT.dtype).expand(blank_BT.shape[0], -1)
     for p_B1 in blank_BT.unsqueeze(-1).unbind(1):
         have_BJ = p_B1 * have_BJ + (1 - p_B1) * torch.nn.functional.pad(have_BJ[:, :-1], (1, 0))
-    return have_BJ @ short_by_J
+    return (have_BJ * short_by_J).sum(-1)
 
 
 def may_fall_short(blank_BT: Tensor, overlap_BT: Tensor, n: int) -> Tensor:
@@ -190,7 +190,7 @@ class _Shortfall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, probs_BTV: Tensor, blank_BT: Tensor, input_lengths: Tensor, n: int) -> Tensor:
         overlap_BT = torch.zeros_like(blank_BT)
-        overlap_BT[:, 1:] = torch.linalg.vecdot(probs_BTV[:, 1:], probs_BTV[:, :-1])
+        overlap_BT[:, 1:] = (probs_BTV[:, 1:] * probs_BTV[:, :-1]).sum(-1)
         short_B = may_fall_short(blank_BT, overlap_BT, n)
         shortfall_B = blank_BT.new_zeros(blank_BT.shape[0])
         d_probs, d_blank = torch.zeros_like(probs_BTV), torch.zeros_like(blank_BT)

@@ -72,12 +72,76 @@ def ngram_matching_loss(
     return negative_f1(counts_BG, reference_BG, total_B)
 
 
+def combined_ngram_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int,
+    weights: Mapping[int, float] = MappingProxyType({1: 0.5, 2: 0.5}),
+    mean: str = "arithmetic",
+    collapse: str = "ctc",
+    exact_total: bool = True,
+) -> Tensor:
+    r"""Several n at once: a weighted mean of :func:`ngram_matching_loss` over n.
+
+    .. math::
+        \mathrm{arithmetic:}\quad \sum_n w_n L_n, \qquad \mathrm{geometric:}\quad -\prod_n (-L_n)^{w_n}
+
+    Where the references hold no n-gram of some n, the arithmetic mean takes its 0; the geometric mean leaves that n
+    out and shares its weight among the others, for the product would be 0 whatever the model does. Where a matched
+    count is exactly 0 the geometric mean is 0, and so is its gradient, which has no finite value there.
+
+    Args:
+        log_probs, targets, input_lengths, target_lengths, blank, collapse, exact_total: as in
+            :func:`ngram_matching_loss`.
+        weights: the weight of each n, positive, summing to 1.
+        mean: ``"arithmetic"`` or ``"geometric"``.
+
+    Returns:
+        ``(B,)`` losses in [-1, 0].
+
+    Example:
+        >>> path = torch.tensor([[3, 3, 0, 4, 5]])       # "3 4 5": two of three tokens and one of two 2-grams match
+        >>> log_probs = torch.nn.functional.one_hot(path, 6).float().log()
+        >>> target, lengths = torch.tensor([[3, 4, 2]]), (torch.tensor([5]), torch.tensor([3]))
+        >>> combined_ngram_loss(log_probs, target, *lengths, blank=0)
+        tensor([-0.5833])
+        >>> combined_ngram_loss(log_probs, target, *lengths, blank=0, mean="geometric")
+        tensor([-0.5774])
+    """
+    if mean not in ("arithmetic", "geometric"):
+        raise ValueError(f'mean must be "arithmetic" or "geometric", but is {mean!r}')
+    if not weights or min(weights.values()) <= 0 or abs(sum(weights.values()) - 1) > 1e-6:
+        raise ValueError(f"weights must be positive and sum to 1, but are {dict(weights)}")
+    options = {"blank": blank, "collapse": collapse, "exact_total": exact_total}
+    losses_B = [
+        ngram_matching_loss(log_probs, targets, input_lengths, target_lengths, n=n, **options)  # type: ignore[arg-type]
+        for n in weights
+    ]
+    scores_NB = -torch.stack(losses_B)
+    weights_N1 = scores_NB.new_tensor(list(weights.values())).unsqueeze(-1)
+    if mean == "arithmetic":
+        return -(weights_N1 * scores_NB).sum(0)
+    longest_B = (target_lengths if target_lengths.dim() == 1 else target_lengths.amax(1)).to(scores_NB.device)
+    counted_NB = longest_B >= torch.tensor(list(weights), device=scores_NB.device).unsqueeze(-1)
+    positive_NB = counted_NB & (scores_NB >= torch.finfo(scores_NB.dtype).tiny)
+    zero_B = (counted_NB & ~positive_NB).any(0) | ~counted_NB.any(0)
+    weight_B = torch.where(zero_B, 1.0, (weights_N1 * counted_NB).sum(0))
+    log_mean_B = (weights_N1 * torch.where(positive_NB, scores_NB, 1.0).log()).sum(0) / weight_B
+    return torch.where(zero_B, 0.0, -log_mean_B.exp())
+
+
+def matched_ngrams(counts_BG: Tensor, reference_BG: Tensor) -> Tensor:
+    """``(B,)`` the sum of the minima of expected and reference counts."""
+    # A repeated n-gram has reference count 0 at its repeats and so adds nothing: hence "<", no gradient at equality.
+    return torch.where(counts_BG < reference_BG, counts_BG, reference_BG).sum(-1)
+
+
 def negative_f1(counts_BG: Tensor, reference_BG: Tensor, total_B: Tensor) -> Tensor:
     """``(B,)`` minus F1, from expected counts, the references' counts, and the expected total."""
-    # A repeated n-gram has reference count 0 at its repeats and so adds nothing: hence "<", no gradient at equality.
-    matched_B = torch.where(counts_BG < reference_BG, counts_BG, reference_BG).sum(-1)
     reference_B = reference_BG.sum(-1)
-    empty_B = reference_B == 0
     # Rounding, or the paper's total, may make the total negative. An empty reference has nothing to match, and 0 / 1.
-    size_B = torch.where(empty_B, 1.0, reference_B + total_B.clamp(min=0))
-    return -2 * matched_B / size_B
+    size_B = torch.where(reference_B == 0, 1.0, reference_B + total_B.clamp(min=0))
+    return -2 * matched_ngrams(counts_BG, reference_BG) / size_B
