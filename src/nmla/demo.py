@@ -5,6 +5,7 @@ same optimizer settings, through the same code as any other training.
 """
 
 import difflib
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import sacrebleu
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +30,7 @@ from nmla.evaluation.report import curves, heat_map, page, table
 from nmla.evaluation.score import mean_entropy, score
 from nmla.files import write_text
 from nmla.progress import say
+from nmla.text.tokenizer import BLANK
 from nmla.training.loop import train_stage
 
 RECIPE = """
@@ -42,7 +45,8 @@ TRAIN_PAIRS, VALID_PAIRS, TEST_PAIRS = 20_000, 250, 500
 VOCAB_SIZE = 280  # small enough that half of the words take several pieces
 THREADS = 2  # rounding depends on how many threads share a sum: the same everywhere gives the same figures everywhere
 EXAMPLES = 6
-NAMES = {"ctc": "CTC", "ctc_continued": "CTC, continued", "nmla": "CTC, then NMLA"}
+STEEP = 3.0  # a loss above this is that of the first steps, and would flatten the rest of the curve
+NAMES = {"ctc": "CTC", "ctc_continued": "CTC continued", "nmla": "CTC, then NMLA"}
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,14 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
 
     outputs = {}
     results = []
+    bleu_all = _bleu_of_all_valid(test)
     for system in NAMES:
-        outputs[system], result = _test(system, test, output / system)
+        outputs[system], result = _test(system, test, bleu_all, output / system)
         results.append(result)
     write_text(output / "results.json", json.dumps({"systems": [asdict(r) for r in results]}, indent=2) + "\n")
     examples = list(zip(test, outputs["ctc_continued"], outputs["nmla"], strict=True))[:EXAMPLES]
     _print(title, results, examples)
-    report = _write_report(title, results, examples, outputs, test, output)
+    report = _write_report(title, recipe, results, examples, _telling_sentence(outputs, test))
     print(f"\nReport: {report}")
     return results
 
@@ -135,18 +140,16 @@ def _prepare(sentences: list[Sentence], output: Path) -> None:
     )
 
 
-def _test(system: str, test: list[Sentence], stage: Path) -> tuple[list[str], Result]:
+def _test(system: str, test: list[Sentence], bleu_all: sacrebleu.BLEU, stage: Path) -> tuple[list[str], Result]:
     translations = Translator.load(stage / "model").translate_batch([sentence.source for sentence in test])
     outputs = [translation.text for translation in translations]
-    valid = [sentence.valid_targets() for sentence in test]
-    most = max(len(targets) for targets in valid)
-    padded = [[targets[k] if k < len(targets) else None for targets in valid] for k in range(most)]
+    valid = sum(out in sentence.valid_targets() for out, sentence in zip(outputs, test, strict=True))
     scores = score(outputs, [[sentence.target for sentence in test]])
     result = Result(
         system=system,
         bleu=scores.bleu,
-        bleu_all=score(outputs, padded).bleu,
-        valid=sum(out in targets for out, targets in zip(outputs, valid, strict=True)) / len(test),
+        bleu_all=bleu_all.corpus_score(outputs, None).score,
+        valid=valid / len(test),
         entropy=mean_entropy(translations),
         length_ratio=scores.length_ratio,
         seconds=_log(stage)[-1]["seconds"],
@@ -154,11 +157,21 @@ def _test(system: str, test: list[Sentence], stage: Path) -> tuple[list[str], Re
     return outputs, result
 
 
+def _bleu_of_all_valid(test: list[Sentence]) -> sacrebleu.BLEU:
+    """BLEU against every valid target of each sentence; None where a sentence has fewer than others."""
+    references: Any = itertools.zip_longest(*(sentence.valid_targets() for sentence in test))
+    return sacrebleu.BLEU(references=[list(column) for column in references])
+
+
 def _log(stage: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-HEADER = ("system", "BLEU", "BLEU, all valid", "valid outputs", "entropy", "length ratio", "seconds")
+HEADER = ("system", "BLEU", "BLEU all", "valid", "entropy", "length", "seconds")
+LEGEND = (
+    "BLEU against one reference and against all valid translations; valid: outputs that are exactly one of them;\n"
+    "entropy in nats per position; length of the outputs to the reference's; seconds of training this stage."
+)
 
 
 def _row(result: Result) -> list[str]:
@@ -198,35 +211,29 @@ def _print(title: str, results: list[Result], examples: list[Example]) -> None:
     for result in results:
         figures.add_row(*_row(result))
     console.print(figures)
+    console.print(LEGEND)
     console.print("\nThe same sources in both arms; *marked* words are in no valid translation there, … is missing.")
     for sentence, continued, nmla in examples:
         console.print(f"\n  {'source':16}{sentence.source}")
         for system, output in (("ctc_continued", continued), ("nmla", nmla)):
-            line = Text(f"  {NAMES[system]:16}")
-            for word, wrong in mark_invalid(output, sentence):
-                line.append(f"*{word}*" if wrong else word, style="bold red" if wrong else "")
-                line.append(" ")
-            console.print(line)
+            words = (
+                Text(f"*{word}*" if wrong else word, style="bold red" if wrong else "")
+                for word, wrong in mark_invalid(output, sentence)
+            )
+            console.print(Text(f"  {NAMES[system]:16}") + Text(" ").join(words))
 
 
-def _write_report(
-    title: str,
-    results: list[Result],
-    examples: list[Example],
-    outputs: dict[str, list[str]],
-    test: list[Sentence],
-    output: Path,
-) -> Path:
+def _write_report(title: str, recipe: Recipe, results: list[Result], examples: list[Example], shown: Sentence) -> Path:
+    output = Path(recipe.output)
     picture = _curves(output)
     write_text(output / "curves.svg", picture)
     rows = [
         [escape(sentence.source), *(_marked_html(out, sentence) for out in (continued, nmla))]
         for sentence, continued, nmla in examples
     ]
-    shown = _telling_sentence(outputs, test)
     before, after = _heat_maps(shown.source, output)
     sections = [
-        ("On the test set", table(HEADER, [[escape(cell) for cell in _row(result)] for result in results])),
+        ("On the test set", table(HEADER, [list(map(escape, _row(r))) for r in results]) + f"<p>{escape(LEGEND)}</p>"),
         ("While training", f'<div class="wide">{picture}</div>'),
         ("Six sources", table(("source", NAMES["ctc_continued"], NAMES["nmla"]), rows, kind="text")),
         (
@@ -236,7 +243,7 @@ def _write_report(
             "most probable tokens may not fit together. After NMLA every position has decided.</p>"
             f'<div class="wide">{before}</div><div class="wide">{after}</div>',
         ),
-        ("How it was made", f"<pre>{escape(recipe_yaml(_recipe(output, ())))}</pre>"),
+        ("How it was made", f"<pre>{escape(recipe_yaml(recipe))}</pre>"),
     ]
     write_text(output / "report.html", page(title, sections))
     return output / "report.html"
@@ -249,28 +256,28 @@ def _marked_html(output: str, sentence: Sentence) -> str:
 
 
 def _curves(output: Path) -> str:
-    """Loss, BLEU and entropy over the seconds of training; both arms start where CTC's training ended."""
+    """Loss, BLEU and entropy over the steps of training; both arms start where CTC's training ended."""
     logs = {system: _log(output / system) for system in NAMES}
-    start = logs["ctc"][-1]["seconds"]
+    start = logs["ctc"][-1]["step"]
 
-    def lines(event: str, value: str, systems: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    def lines(event: str, value: str, *systems: str) -> dict[str, list[tuple[float, float]]]:
         return {
             NAMES[system]: [
-                (record["seconds"] + (system != "ctc") * start, record[value])
+                (record["step"] + (system != "ctc") * start, record[value])
                 for record in logs[system]
-                if record["event"] == event
+                if record["event"] == event and (value != "loss" or record[value] < STEEP)
             ]
             for system in systems
         }
 
     return curves(
         {
-            "CTC loss per token": lines("train", "loss", ("ctc", "ctc_continued")),
-            "NMLA loss (−F1 of 2-grams)": lines("train", "loss", ("nmla",)),
-            "BLEU, validation": lines("valid", "bleu", tuple(NAMES)),
-            "Entropy per position, nats": lines("valid", "entropy", tuple(NAMES)),
+            "CTC loss per token": lines("train", "loss", "ctc", "ctc_continued"),
+            "NMLA loss: −F1 of 2-grams": lines("train", "loss", "nmla"),
+            "BLEU, validation": lines("valid", "bleu", *NAMES),
+            "Entropy per position, nats": lines("valid", "entropy", *NAMES),
         },
-        unit="s",
+        unit="steps",
     )
 
 
@@ -288,10 +295,10 @@ def _heat_maps(source: str, output: Path) -> tuple[str, str]:
     translators = [Translator.load(output / system / "model") for system in ("ctc_continued", "nmla")]
     before, after = (translator.probabilities(source) for translator in translators)
     weighty = torch.maximum(before, after).amax(0) > 0.1
-    order = torch.arange(len(before), dtype=before.dtype) @ (before + after) / (before + after).sum(0)
-    tokens = [
-        int(token) for token in order.argsort() if weighty[token]
-    ]  # by where they stand, so a sentence is a slope
+    # By where each token is likeliest, so that a sentence is a slope; blank, which is everywhere, below.
+    place = torch.maximum(before, after).argmax(0)
+    place[BLANK] = len(place)
+    tokens = [int(token) for token in place.argsort(stable=True) if weighty[token]]
     names = [translators[0].tokenizer.piece(token) for token in tokens]
     return (
         heat_map(f"{NAMES['ctc_continued']}: {translators[0].translate(source)}", names, before.T[tokens].tolist()),

@@ -71,7 +71,7 @@ def test_stopped_run_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch):
 def test_finished_run_keeps_its_settings(digits, tmp_path):
     train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune=null"))
     train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))  # more steps are no other run
-    with pytest.raises(UsageError, match=r"must keep its settings, but learning_rate: 0\.003 -> learning_rate: 0\.1"):
+    with pytest.raises(UsageError, match=r"must keep its settings, but train\.learning_rate 0\.003 -> 0\.1;"):
         train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null", "train.learning_rate=0.1"))
 
 

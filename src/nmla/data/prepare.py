@@ -6,6 +6,7 @@ from pathlib import Path
 from nmla.data.corpus import MANIFEST, TOKENIZER, read_parallel, write_store
 from nmla.errors import DataError, UsageError
 from nmla.files import new_directory
+from nmla.progress import progress_bar
 from nmla.text.tokenizer import Tokenizer
 
 Pair = tuple[str, str]
@@ -25,10 +26,11 @@ def prepare(*, train: tuple[Path, Path], valid: tuple[Path, Path], output: Path,
         "valid_dropped_empty": valid_dropped,
         "vocab_size": tokenizer.vocab_size,
     }
-    with new_directory(output) as directory:
+    with new_directory(output) as directory, progress_bar() as bar:
         tokenizer.save(directory / TOKENIZER)
         for side, name in enumerate(("source", "target")):
-            sentences = (tokenizer.encode(pair[side]) for pair in train_pairs)
+            encoding = bar.track(train_pairs, description=f"encoding {name}")
+            sentences = (tokenizer.encode(pair[side]) for pair in encoding)
             write_store(directory, f"train.{name}", sentences, tokenizer.vocab_size)
             text = "".join(f"{pair[side]}\n" for pair in valid_pairs)
             (directory / f"valid.{name}.txt").write_text(text, encoding="utf-8", newline="\n")

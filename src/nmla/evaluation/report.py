@@ -1,5 +1,6 @@
 """Pictures and pages without a plotting library: SVG that stands alone, and HTML that holds everything it shows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -9,7 +10,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; marg
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
-th:first-child, td:first-child, .text td { text-align: left; }
+th:first-child, td:first-child, .text th, .text td { text-align: left; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
@@ -45,13 +46,14 @@ def curves(panels: Mapping[str, Mapping[str, Points]], unit: str) -> str:
     width, height, gap = 230, 170, 44
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     colour = dict(zip(names, COLOURS, strict=False))
+    x_high = max((x for series in panels.values() for line in series.values() for x, _ in line), default=1.0)
     parts = []
     for i, name in enumerate(names):
         x = gap + i * 190
         parts.append(f'<rect x="{x}" y="10" width="22" height="4" fill="{colour[name]}"/>')
         parts.append(f'<text x="{x + 28}" y="17">{escape(name)}</text>')
     for i, (title, series) in enumerate(panels.items()):
-        parts.append(_panel(title, series, colour, unit, i * (width + gap) + gap, 56, width, height))
+        parts.append(_panel(title, series, colour, unit, x_high, i * (width + gap) + gap, 56, width, height))
     total = len(panels) * (width + gap) + gap // 2
     return _svg(total, height + 100, "".join(parts), ", ".join(panels))
 
@@ -61,37 +63,45 @@ def _panel(
     series: Mapping[str, Points],
     colour: Mapping[str, str],
     unit: str,
+    x_high: float,
     left: float,
     top: float,
     width: float,
     height: float,
 ) -> str:
-    points = [point for line in series.values() for point in line]
-    x_low, x_high = 0.0, max((x for x, _ in points), default=1.0) or 1.0
-    y_low, y_high = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0)
-    y_low = min(y_low, 0.0) if y_low < 0.4 * y_high else y_low
-    y_high += (y_high == y_low) * 1.0
+    values = [y for line in series.values() for _, y in line]
+    ticks = _ticks(min(values, default=0.0), max(values, default=1.0))
 
-    def place(point: tuple[float, float]) -> str:
-        x = left + (point[0] - x_low) / (x_high - x_low) * width
-        y = top + height - (point[1] - y_low) / (y_high - y_low) * height
-        return f"{x:.1f},{y:.1f}"
+    def across(x: float) -> float:
+        return left + x / x_high * width
+
+    def up(y: float) -> float:
+        return top + height - (y - ticks[0]) / (ticks[-1] - ticks[0]) * height
 
     parts = [f'<text x="{left}" y="{top - 12}" font-weight="bold">{escape(title)}</text>']
-    for k in range(5):
-        value = y_low + (y_high - y_low) * k / 4
-        y = top + height - height * k / 4
+    for value in ticks:
+        y = up(value)
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>')
-        parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{value:.3g}</text>')
+        parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{value:g}</text>')
     for k in range(3):
         value, x = x_high * k / 2, left + width * k / 2
         anchor = ("start", "middle", "end")[k]
         label = f"{value:.0f}" + (f" {unit}" if k == 2 else "")
         parts.append(f'<text x="{x}" y="{top + height + 17}" text-anchor="{anchor}" fill="#555">{escape(label)}</text>')
     for name, line in series.items():
-        path = " ".join(place(point) for point in line)
+        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour[name]}" stroke-width="2.2"/>')
     return "".join(parts)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers that span the values; from zero where that wastes little of the panel."""
+    low = 0.0 if 0 < low < 0.4 * high else low
+    rough = max(high - low, 1e-9) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
 
 
 def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]]) -> str:

@@ -1,17 +1,18 @@
 """The training loop: one for every model and every loss."""
 
-import dataclasses
 import itertools
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
 
-from nmla.config import Recipe, TrainConfig, recipe_yaml
+from nmla.config import Recipe, TrainConfig, load_recipe, recipe_yaml
 from nmla.data.batching import Batch, collate, epoch_batches
 from nmla.data.corpus import TOKENIZER, Corpus, shortest_paths
 from nmla.decoding.translator import Translator
@@ -43,7 +44,7 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
 
     `output` gets log.jsonl, checkpoints/, and at the end model/. Called again, it goes on from the last checkpoint.
     """
-    _claim(output, dataclasses.replace(recipe, train=stage, finetune=None))
+    _claim(output, replace(recipe, train=stage, finetune=None))
     fabric = Fabric(devices=1)
     torch.manual_seed(recipe.seed)
     model = load_model(start) if start else CTCTransformer(recipe.model, corpus.tokenizer.vocab_size)
@@ -83,7 +84,7 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
             optimizer.zero_grad()
             losses.append(loss)
             seconds = time.perf_counter() - began
-            progress = dataclasses.replace(taken[-1][1], step=step, seconds=seconds)
+            progress = replace(taken[-1][1], step=step, seconds=seconds)
 
             last, checkpoint = step == stage.steps, step % stage.checkpoint_every == 0
             if step % LOG_EVERY == 0 or checkpoint or last:  # with a checkpoint, so that a resumed run logs the same
@@ -98,6 +99,7 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
                     f"{output.name} step {step}: valid BLEU {valid['bleu']:.1f}, chrF {valid['chrf']:.1f}, "
                     f"length ratio {valid['length_ratio']:.2f}, entropy {valid['entropy']:.2f}",
                     highlight=False,
+                    soft_wrap=True,
                 )
             if checkpoint or last:
                 save_checkpoint(output / "checkpoints", model, optimizer, progress)
@@ -140,20 +142,29 @@ def _batches(
 
 
 def _claim(output: Path, recipe: Recipe) -> None:
-    """Note the recipe in `output`; refuse to go on with a run that other settings began. More steps are fine."""
-    path, text = output / "recipe.yaml", recipe_yaml(recipe)
+    """Note the recipe in `output`; refuse to go on with a run that other settings began.
+
+    More steps are no other run, nor is a run that was moved.
+    """
+    path = output / "recipe.yaml"
     if path.exists():
-        old, new = (
-            [line for line in lines.splitlines() if not line.strip().startswith("steps:")]
-            for lines in (path.read_text(encoding="utf-8"), text)
-        )
-        changed = [f"{was.strip()} -> {now.strip()}" for was, now in zip(old, new, strict=False) if was != now]
+        was = load_recipe(path)
+        old, new = (_flat(asdict(r)) for r in (was, recipe))
+        changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)]
+        changed = [change for change in changed if not change.startswith(("output ", "train.steps "))]
         if changed:
             raise UsageError(
-                f"{output}: a run must keep its settings, but {'; '.join(changed)}; "
+                f"{output}: a run must keep its settings, but {', '.join(changed)}; "
                 "choose another output, or remove this one"
             )
-    write_text(path, text)
+    write_text(path, recipe_yaml(recipe))
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 class _Log:
