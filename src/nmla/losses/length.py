@@ -110,7 +110,7 @@ def length_from_probs(probs_BTV: Tensor, collapse: str) -> Tensor:
 
 
 def shortfall_from_blanks(blank_BT: Tensor, n: int) -> Tensor:
-    """E max(0, n - 1 - \\|y\\|) where the blanks decide it: under SCTC, where each position that is not blank is a token,
+    r"""E max(0, n - 1 - \|y\|) where the blanks decide it: under SCTC, where all positions but the blanks are tokens,
     and for n = 2, where only the empty output falls short. ``blank_BT`` is 1 in the padding."""
     if n == 2:
         return blank_BT.prod(1)
@@ -153,7 +153,8 @@ def shortfall_and_gradient(probs_TV: Tensor, blank_T: Tensor, n: int) -> tuple[T
     Under CTC a repeat of the last token adds nothing, so the state is the number j of tokens so far together with the
     last one. With A_j(t, v) the mass in the run of v and H_j(t) all mass with j tokens, from H_0(0) = 1:
 
-        A_j(t, v) = p_t(v) [A_j(t-1, v) - A_{j-1}(t-1, v) + H_{j-1}(t-1)],     H_j(t) = p_t(e) H_j(t-1) + sum_v A_j(t, v)
+        A_j(t, v) = p_t(v) [A_j(t-1, v) - A_{j-1}(t-1, v) + H_{j-1}(t-1)]
+        H_j(t) = p_t(e) H_j(t-1) + sum_v A_j(t, v)
 
     and the same backwards for the value to come: after a blank it is D_j(t), in the run of v it is D_j(t) + R_j(t, v),
 
@@ -203,7 +204,7 @@ class _Shortfall(torch.autograd.Function):
         return shortfall_B
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_probs, d_blank = ctx.saved_tensors
         return d_probs * grad_B[:, None, None], d_blank * grad_B[:, None], None, None

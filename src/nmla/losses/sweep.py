@@ -1,7 +1,7 @@
 """What the n-gram matching loss needs of a sentence's probabilities, and its gradient in closed form.
 
 The loss reads few of the (T, V) probabilities, those of the reference's tokens. All it asks of the others is the
-expected length, whose gradient is known in closed form. So the probabilities of a sentence can be made, read and dropped
+expected length, whose gradient is known in closed form. So a sentence's probabilities can be made, read and dropped
 while they are in the cache; the recurrences run on what was read; and a second sweep writes the gradient.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import check_blank, check_targets, full_precision
+from .inputs import check_blank, check_targets, full_type
 from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_from_blanks
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
@@ -54,11 +54,8 @@ def checked_problem(
     check_collapse(collapse)
     check_n(n)
     check_blank(blank, vocabulary)
-    targets, target_lengths = check_targets(
-        targets, target_lengths, scores.shape[0], vocabulary, scores.device, blank=blank
-    )
-    dtype = full_precision(scores.new_empty(0)).dtype
-    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, dtype)
+    targets, target_lengths = check_targets(targets, target_lengths, scores, vocabulary, blank=blank, several=True)
+    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, full_type(scores))
     return Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total)
 
 
