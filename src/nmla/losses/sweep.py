@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .collapse import check_collapse
 from .inputs import check_blank, check_targets, full_type
-from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_from_blanks
+from .length import check_n, may_fall_short, shortfall_from_blanks, shortfall_from_probs, shortfall_gradient
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
 
@@ -95,11 +95,9 @@ class Sweep:
             self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
             for b in range(len(self.falls_short)):
                 if self.falls_short[b]:
-                    self.shortfall_B[b] = self._shortfall(b, again(b))[0]
-
-    def _shortfall(self, b: int, probs_TV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        probs_TV[:, self.problem.blank] = 0
-        return shortfall_and_gradient(probs_TV, self.blank_BT[b, : probs_TV.shape[0]], self.n)
+                    probs_TV = again(b)
+                    probs_TV[:, self.problem.blank] = 0
+                    self.shortfall_B[b] = shortfall_from_probs(probs_TV, self.blank_BT[b, : len(probs_TV)], self.n)
 
     def loss(self, *, derivatives: bool) -> Tensor:
         """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
@@ -139,7 +137,7 @@ class Sweep:
             d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
             torch.add(bordered_TV[:-2], bordered_TV[2:], out=grad_TV)
             if self.falls_short[b]:
-                _, d_probs_TV, d_blanks_T = self._shortfall(b, probs_TV)
+                d_probs_TV, d_blanks_T = shortfall_gradient(probs_TV, blank_T, self.n)
                 d_blank_T += d_total * d_blanks_T * blank_T
                 d_sum_T += d_total * ((d_probs_TV * probs_TV).sum(-1) + d_blanks_T * blank_T)
                 grad_TV -= d_probs_TV
