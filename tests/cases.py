@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GARBAGE = -10**9
+GARBAGE = -(10**9)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """CTC, SCTC and the best alignment against the enumeration of all paths, and against torch."""
 
-import oracle
 import pytest
 import torch
-from cases import assert_equals_oracle, leaf, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
+from cases import assert_equals_oracle, leaf, random_case
 from nmla.losses import best_alignment, collapse_path, ctc_loss, sctc_loss
 
 LOSSES = {"ctc": ctc_loss, "sctc": sctc_loss}

@@ -3,13 +3,13 @@
 import itertools
 import math
 
-import oracle
 import pytest
 import torch
-from cases import assert_equals_oracle, leaf, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
+from cases import assert_equals_oracle, leaf, random_case
 from nmla.losses import axe_loss, bag_of_ngrams_loss, bipartite_loss, cross_entropy_loss, length_loss, oaxe_loss
 from nmla.losses.cross_entropy import length_class
 

@@ -2,13 +2,13 @@
 
 import itertools
 
-import oracle
 import pytest
 import torch
-from cases import Case, assert_equals_oracle, leaf, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
+from cases import Case, assert_equals_oracle, leaf, random_case
 from nmla.losses import (
     collapse_path,
     expected_length,
@@ -46,15 +46,16 @@ def test_counts_of_all_ngrams(n, positions, vocabulary, collapse):
         )
         weights = torch.rand(len(ngrams), dtype=torch.float64)
 
-        def weighted_count(log_probs, b, case=case, ngrams=ngrams, weights=weights):
+        actual = counts.detach()
+
+        def weighted_count(log_probs, b, case=case, ngrams=ngrams, weights=weights, actual=actual):
             counts = [oracle.expected_count(log_probs, tuple(g), case.blank, collapse) for g in ngrams.tolist()]
-            torch.testing.assert_close(counts_now[b], torch.stack(counts).detach(), rtol=0, atol=1e-10)
+            torch.testing.assert_close(actual[b], torch.stack(counts).detach(), rtol=0, atol=1e-10)
             return torch.stack(counts) @ weights
 
-        counts_now = counts.detach()
         assert_equals_oracle(case, counts @ weights, weighted_count, logits)
         totals = expected_ngram_total(case.log_probs, case.input_lengths, n, blank=case.blank, collapse=collapse)
-        torch.testing.assert_close(counts_now.sum(-1), totals, rtol=0, atol=1e-10)
+        torch.testing.assert_close(actual.sum(-1), totals, rtol=0, atol=1e-10)
 
 
 @both_collapses
@@ -68,7 +69,10 @@ def test_totals(n, zeros, collapse):
             case.log_probs_of(logits), case.input_lengths, n, blank=case.blank, collapse=collapse
         )
         assert_equals_oracle(
-            case, totals, lambda log_probs, _: oracle.expected_total(log_probs, n, case.blank, collapse), logits
+            case,
+            totals,
+            lambda log_probs, _, case=case: oracle.expected_total(log_probs, n, case.blank, collapse),
+            logits,
         )
         length = expected_length(case.log_probs, case.input_lengths, blank=case.blank, collapse=collapse)
         papers = expected_ngram_total(

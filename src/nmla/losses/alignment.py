@@ -15,10 +15,10 @@ from .collapse import check_collapse
 from .inputs import (
     check_blank,
     check_normalised,
-    check_one_reference,
     check_scores,
     check_targets,
     full_precision,
+    full_type,
     in_use,
 )
 
@@ -51,15 +51,16 @@ def ctc_loss(
     """
     lattice = _lattice(log_probs, targets, input_lengths, target_lengths, blank, "ctc")
     loss_B: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
-    return loss_B
+    return loss_B.to(full_type(log_probs))
 
 
 def sctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *, blank: int
 ) -> Tensor:
-    r"""Minus the log-probability of the target under SCTC: :func:`ctc_loss`, but a path is collapsed by dropping blanks.
+    r"""Minus the log-probability of the target under SCTC, where a path is collapsed by dropping its blanks.
 
-    .. math:: \alpha_t(s) = \alpha_{t-1}(s-1) \, p_t(y_s) + \alpha_{t-1}(s) \, p_t(\epsilon), \qquad L = -\log \alpha_T(L)
+    .. math::
+        L = -\log \alpha_T(|y|), \qquad \alpha_t(s) = \alpha_{t-1}(s-1) \, p_t(y_s) + \alpha_{t-1}(s) \, p_t(\epsilon)
 
     Args:
         log_probs, targets, input_lengths, target_lengths, blank: as in :func:`ctc_loss`.
@@ -75,10 +76,10 @@ def sctc_loss(
     """
     lattice = _lattice(log_probs, targets, input_lengths, target_lengths, blank, "sctc")
     loss_B: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
-    return loss_B
+    return loss_B.to(full_type(log_probs))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def best_alignment(
     log_probs: Tensor,
     targets: Tensor,
@@ -124,7 +125,7 @@ def best_alignment(
         path_BT[:, t] = torch.where(on_path_B, token_B, blank)
         move_B = moves[t].gather(1, state_B.unsqueeze(1)).squeeze(1)
         state_B = torch.where(on_path_B, state_B - move_B, state_B)
-    return path_BT, score_B
+    return path_BT, score_B.to(full_type(log_probs))
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,7 @@ def _lattice(
     batch, positions, vocabulary = log_probs.shape
     check_blank(blank, vocabulary)
     check_normalised(log_probs, input_lengths)
-    check_one_reference(targets)
-    targets, target_lengths = check_targets(targets, target_lengths, batch, vocabulary, log_probs.device, blank=blank)
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
 
     states = 2 * targets.shape[1] + 1
     tokens_BS = targets.new_full((batch, states), blank)
@@ -172,8 +172,11 @@ def _lattice(
     may_end_BS = (state_S == last_B1) | (state_S == last_B1 - 1)
 
     padding_BT1 = ~in_use(input_lengths, positions).unsqueeze(-1)
-    scores_BTS = log_probs.gather(2, tokens_BS.unsqueeze(1).expand(-1, positions, -1))
-    scores_TBS = full_precision(scores_BTS).masked_fill(padding_BT1, -torch.inf).transpose(0, 1).contiguous()
+    scores_BTS = full_precision(log_probs.gather(2, tokens_BS.unsqueeze(1).expand(-1, positions, -1)))
+    # Sums of hundreds of logarithms are taken in double precision: a posterior is the exp of their small differences.
+    if scores_BTS.device.type != "mps":  # which has no float64
+        scores_BTS = scores_BTS.double()
+    scores_TBS = scores_BTS.masked_fill(padding_BT1, -torch.inf).transpose(0, 1).contiguous()
 
     def log_weight(allowed: Tensor) -> Tensor:
         return torch.zeros_like(allowed, dtype=scores_TBS.dtype).masked_fill(~allowed, -torch.inf)
@@ -216,7 +219,7 @@ class _SumOverPaths(torch.autograd.Function):
         return -log_prob_B
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None]:
         scores_TBS, alpha, log_prob_B = ctx.saved_tensors
         lattice: _Lattice = ctx.lattice

@@ -8,7 +8,6 @@ from .cross_entropy import check_equal_lengths
 from .inputs import (
     check_blank,
     check_normalised,
-    check_one_reference,
     check_scores,
     check_targets,
     full_precision,
@@ -59,8 +58,7 @@ def bipartite_loss(
     batch, positions, vocabulary = log_probs.shape
     check_blank(blank, vocabulary)
     check_normalised(log_probs, input_lengths)
-    check_one_reference(targets)
-    targets, target_lengths = check_targets(targets, target_lengths, batch, vocabulary, log_probs.device, blank=blank)
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
     enough_B = target_lengths <= input_lengths
     path_BT = torch.full((batch, positions), blank, device=log_probs.device)
     gain_BTL = _log_probs_of(log_probs, targets) - _log_probs_of(log_probs, path_BT[:, :1])
@@ -88,7 +86,7 @@ def oaxe_loss(
         margin: leave out of the sum the terms whose probability is below it; None keeps all.
 
     Returns:
-        ``(B,)`` losses in [0, inf]; 0 for an empty target; +inf, with gradient 0, where all orders have probability zero.
+        ``(B,)`` losses in [0, inf]; 0 for an empty target; +inf, with gradient 0, where every order is impossible.
 
     Example:
         >>> log_probs = torch.tensor([[[0.1, 0.9], [0.7, 0.3]]]).log()
@@ -113,9 +111,7 @@ def _log_probs_of(log_probs: Tensor, tokens_BL: Tensor) -> Tensor:
     return log_probs.detach().gather(2, ids_BTL).double().clamp(min=_IMPOSSIBLE)
 
 
-def _assign(
-    path_BT: Tensor, gain_BTL: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
-) -> None:
+def _assign(path_BT: Tensor, gain_BTL: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
     """Write each target token into ``path_BT`` at the position of its own where the sum of gains is largest."""
     gain_BTL = gain_BTL.cpu()
     for b, (used, tokens) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):

@@ -6,7 +6,6 @@ from torch import Tensor
 from .inputs import (
     check_blank,
     check_normalised,
-    check_one_reference,
     check_scores,
     check_targets,
     full_precision,
@@ -23,14 +22,14 @@ def axe_loss(
     blank: int,
     delta: float = 1.0,
 ) -> Tensor:
-    r"""Aligned cross entropy: the least cost of aligning the first i tokens with the first j positions, for all of both.
+    r"""Aligned cross entropy: the least cost of aligning all tokens with all positions, in order.
 
     .. math::
         A_{i,j} = \min \begin{cases}
             A_{i-1,j-1} - \log p_j(y_i)        & \text{position j writes token i} \\
             A_{i,j-1} - \log p_j(\epsilon)     & \text{position j writes nothing} \\
             A_{i-1,j} - \delta \log p_j(y_i)   & \text{token i is written by no position of its own}
-        \end{cases} \qquad A_{0,0} = 0
+        \end{cases} \qquad A_{0,0} = 0, \quad L = A_{|y|,T}
 
     A token that comes before the first position is measured there: :math:`A_{i,0} = A_{i-1,0} - \delta \log p_1(y_i)`.
 
@@ -58,8 +57,7 @@ def axe_loss(
     batch, positions, vocabulary = log_probs.shape
     check_blank(blank, vocabulary)
     check_normalised(log_probs, input_lengths)
-    check_one_reference(targets)
-    targets, target_lengths = check_targets(targets, target_lengths, batch, vocabulary, log_probs.device, blank=blank)
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
 
     # Costs by (token i, position j), counted from 1; infinite at 0, in the padding, and one position past the end.
     padding_B1T = ~in_use(input_lengths, positions).unsqueeze(1)

@@ -17,8 +17,8 @@ def bag_of_ngrams_loss(
     .. math::
         L = 1 - \frac{\sum_g \min(C_g(y), C_g)}{\sum_g C_g(y)}, \qquad C_g = \sum_t \prod_{k=1}^n p_{t+k-1}(g_k)
 
-    With one reference the denominator is \|y\| - n + 1. Where the references hold no n-gram nothing is lacking: the loss
-    is 0 and so is its gradient.
+    With one reference the denominator is \|y\| - n + 1. Where the references hold no n-gram nothing is lacking: the
+    loss is 0 and so is its gradient.
 
     Args:
         log_probs: ``(B, T, V)``, normalised over ``V``.
@@ -39,7 +39,7 @@ def bag_of_ngrams_loss(
     input_lengths = check_scores("log_probs", log_probs, input_lengths)
     check_normalised(log_probs, input_lengths)
     batch, positions, vocabulary = log_probs.shape
-    targets, target_lengths = check_targets(targets, target_lengths, batch, vocabulary, log_probs.device, blank=None)
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=None, several=True)
     log_probs = full_precision(log_probs)
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from .inputs import (
     check_lengths,
     check_normalised,
-    check_one_reference,
     check_scores,
     check_targets,
     full_precision,
@@ -62,9 +61,8 @@ def check_equal_lengths(
     """The checks of a model that writes one token a position: the targets, at most T wide, and the common lengths."""
     input_lengths = check_scores("log_probs", log_probs, input_lengths)
     check_normalised(log_probs, input_lengths)
-    check_one_reference(targets)
-    batch, positions, vocabulary = log_probs.shape
-    targets, target_lengths = check_targets(targets, target_lengths, batch, vocabulary, log_probs.device, blank=None)
+    _, positions, vocabulary = log_probs.shape
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=None)
     if (input_lengths != target_lengths).any():
         b = int((input_lengths != target_lengths).nonzero()[0])
         raise ValueError(

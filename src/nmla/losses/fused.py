@@ -67,9 +67,9 @@ def fused_ngram_matching_loss(
 ) -> Tensor:
     r""":func:`ngram_matching_loss_with_logits` of ``hidden @ weight.T + bias``, a few sentences at a time.
 
-    The ``(B, T, V)`` logits never exist, so memory does not grow with the batch. Gradients are made along with the loss,
-    as if its sentences were to be weighted alike (a sum or a mean); when they turn out not to be, they are made again,
-    and the time doubles.
+    The ``(B, T, V)`` logits never exist, so memory does not grow with the batch but by the states' own gradient.
+    Gradients are made along with the loss, as if all sentences were to weigh the same (a sum or a mean); when they turn
+    out not to, they are made again, which doubles the time.
 
     Args:
         hidden: ``(B, T, D)`` decoder states.
@@ -78,8 +78,8 @@ def fused_ngram_matching_loss(
         targets, input_lengths, target_lengths, blank, n, collapse, exact_total: as in :func:`ngram_matching_loss`.
 
     Returns:
-        ``(B,)`` losses in [-1, 0], differentiable in ``hidden``, ``weight`` and ``bias``; float32 where ``hidden`` is of
-        half precision.
+        ``(B,)`` losses in [-1, 0], differentiable in ``hidden``, ``weight`` and ``bias``; float32 where ``hidden`` is
+        of half precision.
 
     Example:
         >>> states, matrix = torch.eye(3)[None], 9 * torch.eye(3)    # three positions: blank 0, then 1, then 2
@@ -120,7 +120,7 @@ class _FromLogits(torch.autograd.Function):
         return sweep.loss(derivatives=ctx.needs_input_grad[0])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
         lengths = ctx.sweep.problem.lengths
@@ -150,13 +150,18 @@ class _FromHidden(torch.autograd.Function):
         return loss_B
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor | None, ...]:
-        if (grad_B == grad_B[:1]).all():
-            gradients = [None if grad is None else grad * grad_B[0].to(grad.dtype) for grad in ctx.gradients]
+        # Scaled in place: they can be used once.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is not None and (grad_B == grad_B[:1]).all():
+            for grad in gradients:
+                if grad is not None:
+                    grad *= grad_B[0]
         else:
             loss_B = torch.empty_like(grad_B)
-            gradients = _sweep_head(*ctx.saved_tensors, ctx.problem, loss_B, grad_B, ctx.needs_input_grad)
+            hidden, weight, bias = ctx.saved_tensors
+            gradients = _sweep_head(hidden, weight, bias, ctx.problem, loss_B, grad_B, ctx.needs_input_grad)
         return *gradients, None
 
 
@@ -210,7 +215,10 @@ def _sweep_head(
             if d_hidden is not None:
                 d_hidden[part][used_ST] = grad_NV @ matrix_VD
             if d_weight is not None:
-                d_weight += grad_NV.t() @ rows_ND
+                if d_weight.dtype == hidden.dtype:
+                    d_weight.addmm_(grad_NV.t(), rows_ND)
+                else:
+                    d_weight += grad_NV.t() @ rows_ND
     return [
         d_hidden,
         None if d_weight is None else d_weight.to(weight.dtype),

@@ -3,10 +3,16 @@
 import torch
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
+
+
+def full_type(scores: Tensor) -> torch.dtype:
+    """The type to compute a loss in: float32 for half precision, so that autocast changes nothing."""
+    return torch.float32 if scores.dtype in HALF else scores.dtype
+
 
 def full_precision(scores: Tensor) -> Tensor:
-    """Half precision to float32, so that a loss under autocast is computed as it would be without."""
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    return scores.to(full_type(scores))
 
 
 def in_use(lengths: Tensor, size: int) -> Tensor:
@@ -34,9 +40,8 @@ def check_normalised(log_probs: Tensor, input_lengths: Tensor) -> None:
     and a check of all would cost as much as a loss."""
     if 0 in log_probs.shape:
         return
-    half = log_probs.dtype in (torch.float16, torch.bfloat16)
     log_sums_B = log_probs.detach()[:, 0].float().logsumexp(-1).masked_fill(input_lengths == 0, 0.0)
-    wrong_B = ~(log_sums_B.abs() < (0.1 if half else 1e-3))
+    wrong_B = ~(log_sums_B.abs() < (0.1 if log_probs.dtype in HALF else 0.01))
     if wrong_B.any():
         b = int(wrong_B.nonzero()[0])
         raise ValueError(
@@ -61,19 +66,21 @@ def check_tokens(name: str, tokens: Tensor, used: Tensor, vocabulary: int, blank
 
 
 def check_targets(
-    targets: Tensor, target_lengths: Tensor, batch: int, vocabulary: int, device: torch.device, *, blank: int | None
+    targets: Tensor,
+    target_lengths: Tensor,
+    scores: Tensor,
+    vocabulary: int,
+    *,
+    blank: int | None,
+    several: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Check one reference ``(B, L)`` or several ``(B, R, L)``; return both tensors on ``device``, padding as token 0."""
-    if targets.dim() not in (2, 3) or targets.shape[0] != batch or targets.is_floating_point():
-        raise ValueError(
-            f"targets must be integers ({batch}, L) or, with several references, ({batch}, R, L), "
-            f"but is {targets.dtype} {tuple(targets.shape)}"
-        )
-    lengths = check_lengths("target_lengths", target_lengths, targets.shape[:-1], targets.shape[-1], device)
-    targets = targets.to(device)
+    """Check one reference ``(B, L)`` or, if allowed, several ``(B, R, L)``; return both tensors on the device of the
+    scores, with token 0 in the padding."""
+    batch = scores.shape[0]
+    dims = (2, 3) if several else (2,)
+    if targets.dim() not in dims or targets.shape[0] != batch or targets.is_floating_point():
+        wanted = f"({batch}, L) or, with several references, ({batch}, R, L)" if several else f"({batch}, L)"
+        raise ValueError(f"targets must be integers {wanted}, but is {targets.dtype} {tuple(targets.shape)}")
+    lengths = check_lengths("target_lengths", target_lengths, targets.shape[:-1], targets.shape[-1], scores.device)
+    targets = targets.to(scores.device)
     return check_tokens("targets", targets, in_use(lengths, targets.shape[-1]), vocabulary, blank), lengths
-
-
-def check_one_reference(targets: Tensor) -> None:
-    if targets.dim() != 2:
-        raise ValueError(f"targets must be (B, L), one reference a sentence, but is {tuple(targets.shape)}")

@@ -110,7 +110,7 @@ def length_from_probs(probs_BTV: Tensor, collapse: str) -> Tensor:
 
 
 def shortfall_from_blanks(blank_BT: Tensor, n: int) -> Tensor:
-    """E max(0, n - 1 - \\|y\\|) where the blanks decide it: under SCTC, where each position that is not blank is a token,
+    r"""E max(0, n - 1 - \|y\|) where the blanks decide it: under SCTC, where all positions but the blanks are tokens,
     and for n = 2, where only the empty output falls short. ``blank_BT`` is 1 in the padding."""
     if n == 2:
         return blank_BT.prod(1)
@@ -144,48 +144,77 @@ def may_fall_short(blank_BT: Tensor, overlap_BT: Tensor, n: int) -> Tensor:
         repeats_BJ = before_BJ + pad(before_BJ[:, :-1], (1, 0))
         before_BJ = bound_BJ
         bound_BJ = starts_BJ + p_B1 * (bound_BJ - starts_BJ) + overlap_B1 * repeats_BJ
-    return bound_BJ.sum(-1) * (n - 1) > torch.finfo(blank_BT.dtype).eps
+    return bound_BJ.sum(-1) * (n - 1) > 8 * torch.finfo(blank_BT.dtype).eps
 
 
-def shortfall_and_gradient(probs_TV: Tensor, blank_T: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""E max(0, n - 1 - \|y\|) of one sentence under CTC, and its gradients for the words and for the blank.
+def shortfall_from_probs(probs_TV: Tensor, blank_T: Tensor, n: int) -> Tensor:
+    r"""E max(0, n - 1 - \|y\|) of one sentence under CTC for n > 2, from all its probabilities, 0 for the blank.
 
     Under CTC a repeat of the last token adds nothing, so the state is the number j of tokens so far together with the
     last one. With A_j(t, v) the mass in the run of v and H_j(t) all mass with j tokens, from H_0(0) = 1:
 
-        A_j(t, v) = p_t(v) [A_j(t-1, v) - A_{j-1}(t-1, v) + H_{j-1}(t-1)],     H_j(t) = p_t(e) H_j(t-1) + sum_v A_j(t, v)
+        A_j(t, v) = p_t(v) [A_j(t-1, v) - A_{j-1}(t-1, v) + H_{j-1}(t-1)]
+        H_j(t) = p_t(e) H_j(t-1) + sum_v A_j(t, v)
+    """
+    run_JV, have_J = _no_tokens(probs_TV, n)
+    for p_V, blank in zip(probs_TV, blank_T, strict=True):
+        _, run_JV, have_J = _extend(run_JV, have_J, p_V, blank)
+    return (have_J * _short_by(have_J)).sum()
 
-    and the same backwards for the value to come: after a blank it is D_j(t), in the run of v it is D_j(t) + R_j(t, v),
+
+def _no_tokens(probs_TV: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """A for j = 1..n - 2 and H for j = 0..n - 2, before the first position."""
+    return probs_TV.new_zeros(n - 2, probs_TV.shape[1]), torch.eye(n - 1, dtype=probs_TV.dtype, device=probs_TV.device)[
+        0
+    ]
+
+
+def _short_by(have_J: Tensor) -> Tensor:
+    """n - 1 - j for j = 0..n - 2."""
+    return torch.arange(len(have_J), 0, -1, dtype=have_J.dtype, device=have_J.device)
+
+
+def _extend(run_JV: Tensor, have_J: Tensor, p_V: Tensor, blank: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One position more: what each A is now p times, A and H."""
+    before_JV = run_JV + have_J[:-1, None]
+    before_JV[1:] -= run_JV[:-1]
+    run_JV = before_JV * p_V
+    have_J = blank * have_J
+    have_J[1:] += run_JV.sum(-1)
+    return before_JV, run_JV, have_J
+
+
+def shortfall_gradient(probs_TV: Tensor, blank_T: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`shortfall_from_probs` for the probabilities of the words and of the blank.
+
+    The same backwards, for the shortfall to be expected: D_j(t) after a blank, D_j(t) + R_j(t, v) in the run of v,
 
         R_j(t-1, v) = p_t(v) [D_j(t) + R_j(t, v) - D_{j+1}(t) - R_{j+1}(t, v)]
         D_j(t-1) = p_t(e) D_j(t) + sum_v p_t(v) [D_{j+1}(t) + R_{j+1}(t, v)]
     """
-    positions, vocabulary = probs_TV.shape
-    lengths = n - 1  # j = 0..n-2 fall short
-    run = probs_TV.new_zeros(positions + 1, lengths, vocabulary)
-    have = probs_TV.new_zeros(positions + 1, lengths, 1)
-    have[0, 0] = 1
-    for t in range(positions):
-        run[t + 1, 1:] = probs_TV[t] * (run[t, 1:] - run[t, :-1] + have[t, :-1])
-        have[t + 1] = blank_T[t] * have[t] + run[t + 1].sum(-1, keepdim=True)
-    short_by = torch.arange(lengths, 0, -1, device=probs_TV.device, dtype=probs_TV.dtype).unsqueeze(-1)
-    value = (have[positions] * short_by).sum()
-
-    d_probs, d_blank = torch.empty_like(probs_TV), torch.empty_like(blank_T)
-    rest = torch.cat([short_by, short_by.new_zeros(1, 1)])  # D: one more row, of value 0, for outputs long enough
-    rest_run = rest.expand(-1, vocabulary)  # D + R
-    for t in range(positions - 1, -1, -1):
-        d_probs[t] = (rest_run[1:-1] * (run[t, 1:] - run[t, :-1] + have[t, :-1])).sum(0)
-        d_blank[t] = (rest[:-1] * have[t]).sum()
-        stay = probs_TV[t] * (rest_run[:-1] - rest_run[1:])
-        rest = blank_T[t] * rest
-        rest[:-1] += (probs_TV[t] * rest_run[1:]).sum(-1, keepdim=True)
-        rest_run = rest + torch.cat([stay, torch.zeros_like(stay[:1])])
-    return value, d_probs, d_blank
+    run_JV, have_J = _no_tokens(probs_TV, n)
+    befores, haves = [], []
+    for p_V, blank in zip(probs_TV, blank_T, strict=True):
+        haves.append(have_J)
+        before_JV, run_JV, have_J = _extend(run_JV, have_J, p_V, blank)
+        befores.append(before_JV)
+    d_probs_TV, d_blank_T = torch.empty_like(probs_TV), torch.empty_like(blank_T)
+    after_J = _short_by(have_J)  # D for j = 0..n - 2
+    in_run_JV = torch.nn.functional.pad(after_J[1:], (0, 1))[:, None].repeat(
+        1, probs_TV.shape[1]
+    )  # D + R, j = 1..n - 1
+    for t in range(len(probs_TV) - 1, -1, -1):
+        d_probs_TV[t] = (in_run_JV[:-1] * befores[t]).sum(0)
+        d_blank_T[t] = (after_J * haves[t]).sum()
+        word_JV = in_run_JV * probs_TV[t]
+        after_J = blank_T[t] * after_J + word_JV.sum(-1)
+        torch.sub(word_JV[:-1], word_JV[1:], out=in_run_JV[:-1])
+        in_run_JV[:-1] += after_J[1:, None]
+    return d_probs_TV, d_blank_T
 
 
 class _Shortfall(torch.autograd.Function):
-    """:func:`shortfall_and_gradient`, sentence by sentence, where it can be seen at all."""
+    """:func:`shortfall_from_probs`, sentence by sentence, where it can be seen at all."""
 
     @staticmethod
     def forward(ctx: Any, probs_BTV: Tensor, blank_BT: Tensor, input_lengths: Tensor, n: int) -> Tensor:
@@ -193,17 +222,19 @@ class _Shortfall(torch.autograd.Function):
         overlap_BT[:, 1:] = (probs_BTV[:, 1:] * probs_BTV[:, :-1]).sum(-1)
         short_B = may_fall_short(blank_BT, overlap_BT, n)
         shortfall_B = blank_BT.new_zeros(blank_BT.shape[0])
-        d_probs, d_blank = torch.zeros_like(probs_BTV), torch.zeros_like(blank_BT)
-        for b in short_B.nonzero().flatten().tolist():
-            used = int(input_lengths[b])
-            shortfall_B[b], d_probs[b, :used], d_blank[b, :used] = shortfall_and_gradient(
-                probs_BTV[b, :used], blank_BT[b, :used], n
-            )
-        ctx.save_for_backward(d_probs, d_blank)
+        ctx.sentences = [(b, int(input_lengths[b])) for b in short_B.nonzero().flatten().tolist()]
+        for b, used in ctx.sentences:
+            shortfall_B[b] = shortfall_from_probs(probs_BTV[b, :used], blank_BT[b, :used], n)
+        ctx.save_for_backward(probs_BTV, blank_BT)
+        ctx.n = n
         return shortfall_B
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        d_probs, d_blank = ctx.saved_tensors
-        return d_probs * grad_B[:, None, None], d_blank * grad_B[:, None], None, None
+        probs_BTV, blank_BT = ctx.saved_tensors
+        d_probs, d_blank = torch.zeros_like(probs_BTV), torch.zeros_like(blank_BT)
+        for b, used in ctx.sentences:
+            gradients = shortfall_gradient(probs_BTV[b, :used], blank_BT[b, :used], ctx.n)
+            d_probs[b, :used], d_blank[b, :used] = (grad_B[b] * gradient for gradient in gradients)
+        return d_probs, d_blank, None, None

@@ -38,7 +38,7 @@ def ngram_matching_loss(
 
     Args:
         log_probs: ``(B, T, V)``, normalised over ``V``.
-        targets: ``(B, L)`` token ids without blanks or, with several references, ``(B, R, L)``; padding may be anything.
+        targets: ``(B, L)`` token ids, none blank, or, with several references, ``(B, R, L)``; padding may be anything.
         input_lengths: ``(B,)`` positions in use, each in ``0..T``.
         target_lengths: ``(B,)`` or ``(B, R)``, each in ``0..L``; among several references 0 stands for an absent one.
         blank: the id of the blank.
@@ -59,12 +59,10 @@ def ngram_matching_loss(
     check_collapse(collapse)
     check_n(n)
     input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    batch, _, vocabulary = log_probs.shape
+    vocabulary = log_probs.shape[-1]
     check_blank(blank, vocabulary)
     check_normalised(log_probs, input_lengths)
-    targets, target_lengths = check_targets(
-        targets, target_lengths, batch, vocabulary, log_probs.device, blank=blank
-    )
+    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank, several=True)
     log_probs = full_precision(log_probs)
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
     counts_BG = counts_from_log_probs(log_probs, ngrams_BGn, input_lengths, blank, collapse)

@@ -114,7 +114,7 @@ class _ExpectedCounts(torch.autograd.Function):
         return (tokens_TnBG[:, -1] * free[:, -1]).sum(0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BG: Tensor) -> tuple[Tensor, Tensor, None, None]:
         tokens_TnBG, blank_TB, direct_mBG, run, gap, free = ctx.saved_tensors
         positions, n, _, _ = tokens_TnBG.shape
@@ -154,8 +154,8 @@ def reference_ngrams(targets: Tensor, target_lengths: Tensor, n: int, dtype: tor
         dtype: the type of the counts.
 
     Returns:
-        ``(B, G, n)`` n-grams and ``(B, G)`` counts of ``dtype``. Each distinct n-gram has its count at its first occurrence;
-        repeats of it and n-grams that reach into the padding have 0.
+        ``(B, G, n)`` n-grams and ``(B, G)`` counts. Each distinct n-gram has its count at its first occurrence; repeats
+        of it and n-grams that reach into the padding have 0.
     """
     if targets.dim() == 2:
         targets, target_lengths = targets.unsqueeze(1), target_lengths.unsqueeze(1)

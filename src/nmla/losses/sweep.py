@@ -1,7 +1,7 @@
 """What the n-gram matching loss needs of a sentence's probabilities, and its gradient in closed form.
 
 The loss reads few of the (T, V) probabilities, those of the reference's tokens. All it asks of the others is the
-expected length, whose gradient is known in closed form. So the probabilities of a sentence can be made, read and dropped
+expected length, whose gradient is known in closed form. So a sentence's probabilities can be made, read and dropped
 while they are in the cache; the recurrences run on what was read; and a second sweep writes the gradient.
 """
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import check_blank, check_targets, full_precision
-from .length import check_n, may_fall_short, shortfall_and_gradient, shortfall_from_blanks
+from .inputs import check_blank, check_targets, full_type
+from .length import check_n, may_fall_short, shortfall_from_blanks, shortfall_from_probs, shortfall_gradient
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
 
@@ -54,11 +54,8 @@ def checked_problem(
     check_collapse(collapse)
     check_n(n)
     check_blank(blank, vocabulary)
-    targets, target_lengths = check_targets(
-        targets, target_lengths, scores.shape[0], vocabulary, scores.device, blank=blank
-    )
-    dtype = full_precision(scores.new_empty(0)).dtype
-    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, dtype)
+    targets, target_lengths = check_targets(targets, target_lengths, scores, vocabulary, blank=blank, several=True)
+    ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, full_type(scores))
     return Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total)
 
 
@@ -98,11 +95,9 @@ class Sweep:
             self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
             for b in range(len(self.falls_short)):
                 if self.falls_short[b]:
-                    self.shortfall_B[b] = self._shortfall(b, again(b))[0]
-
-    def _shortfall(self, b: int, probs_TV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        probs_TV[:, self.problem.blank] = 0
-        return shortfall_and_gradient(probs_TV, self.blank_BT[b, : probs_TV.shape[0]], self.n)
+                    probs_TV = again(b)
+                    probs_TV[:, self.problem.blank] = 0
+                    self.shortfall_B[b] = shortfall_from_probs(probs_TV, self.blank_BT[b, : len(probs_TV)], self.n)
 
     def loss(self, *, derivatives: bool) -> Tensor:
         """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
@@ -142,7 +137,7 @@ class Sweep:
             d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
             torch.add(bordered_TV[:-2], bordered_TV[2:], out=grad_TV)
             if self.falls_short[b]:
-                _, d_probs_TV, d_blanks_T = self._shortfall(b, probs_TV)
+                d_probs_TV, d_blanks_T = shortfall_gradient(probs_TV, blank_T, self.n)
                 d_blank_T += d_total * d_blanks_T * blank_T
                 d_sum_T += d_total * ((d_probs_TV * probs_TV).sum(-1) + d_blanks_T * blank_T)
                 grad_TV -= d_probs_TV

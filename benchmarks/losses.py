@@ -1,0 +1,274 @@
+"""Time and memory of the losses, forward and backward from logits, beside what they replace. Prints Markdown.
+
+    python benchmarks/losses.py
+
+Rivals take turns, and the best of the turns counts, so that a busy moment of the machine hits all of them. Peak memory
+is the process's high-water mark above its level with the inputs in place, each measured in a process of its own (Linux).
+"""
+
+import functools
+import multiprocessing
+import pathlib
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from nmla.losses import (
+    ctc_loss,
+    expected_ngram_counts,
+    fused_ngram_matching_loss,
+    ngram_matching_loss_with_logits,
+    sctc_loss,
+)
+
+SHAPES = [(32, 30, 90, 8000), (4, 60, 180, 32000), (2, 120, 360, 32000)]
+LONGER = [(4, 30, 180, 8000), (4, 30, 360, 8000), (4, 30, 720, 8000)]
+TURNS = 4
+BLANK = 0
+WIDTH = 512
+
+Shape = tuple[int, int, int, int]
+Arguments = tuple[Tensor, Tensor, Tensor]
+
+
+def targets(shape: Shape) -> Arguments:
+    batch, length, positions, vocabulary = shape
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randint(1, vocabulary, (batch, length), generator=generator),
+        torch.full((batch,), positions),
+        torch.full((batch,), length),
+    )
+
+
+def torch_ctc(logits: Tensor, *arguments: Tensor) -> Tensor:
+    log_probs = logits.log_softmax(-1).transpose(0, 1)
+    return torch.nn.functional.ctc_loss(log_probs, *arguments, blank=BLANK, reduction="none")
+
+
+def dense_matching(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+    """The paper's 2-gram loss under CTC from its Equations 14 and 15: the outer product over both positions.
+
+    For sentences without padding whose 2-grams are all different, which is all that the rivals are given here.
+    """
+    probs = logits.log_softmax(-1).exp()
+    batch, positions, _ = probs.shape
+    first, second = targets[:, :-1], targets[:, 1:]
+    first_BTG = probs.gather(2, first[:, None].expand(-1, positions, -1))
+    second_BTG = probs.gather(2, second[:, None].expand(-1, positions, -1))
+    # A[i, j]: all positions between i and j are blank.
+    blanks_BT = probs[:, :, BLANK].log().cumsum(1)
+    gaps_BTT = torch.roll(blanks_BT, 1, 1)[:, None, :] - blanks_BT[:, :, None]
+    later_TT = torch.ones(positions, positions, dtype=torch.bool).triu(1)
+    gaps_BTT = gaps_BTT.masked_fill(~later_TT, -torch.inf).exp()
+    counts_BG = (first_BTG[:, :, None] * gaps_BTT[..., None] * second_BTG[:, None]).sum((1, 2))
+    repeats_BG = (first_BTG[:, :-1] * second_BTG[:, 1:]).sum(1)
+    counts_BG = counts_BG - repeats_BG * (first == second)
+    is_word_V = torch.arange(probs.shape[-1]) != BLANK
+    length_B = (probs * is_word_V).sum((1, 2)) - (probs[:, 1:] * probs[:, :-1] * is_word_V).sum((1, 2))
+    return -2 * counts_BG.clamp(max=1).sum(1) / (target_lengths - 1 + length_B - 1)
+
+
+def ours(n: int) -> Callable[..., Tensor]:
+    return functools.partial(ngram_matching_loss_with_logits, blank=BLANK, n=n)
+
+
+RIVALS: dict[str, Callable[..., Tensor]] = {
+    "log_softmax alone": lambda logits, *_: logits.log_softmax(-1),
+    "log_softmax + torch CTC": torch_ctc,
+    "dense 2-gram (Equations 14, 15)": dense_matching,
+    "ours, n = 1": ours(1),
+    "ours, n = 2": ours(2),
+    "ours, n = 3": ours(3),
+    "ours, n = 4": ours(4),
+    "log_softmax + our CTC": lambda logits, *rest: ctc_loss(logits.log_softmax(-1), *rest, blank=BLANK),
+    "log_softmax + our SCTC": lambda logits, *rest: sctc_loss(logits.log_softmax(-1), *rest, blank=BLANK),
+}
+CTC, DENSE, SCTC = "log_softmax + torch CTC", "dense 2-gram (Equations 14, 15)", "log_softmax + our SCTC"
+
+
+def unfused(hidden: Tensor, weight: Tensor, bias: Tensor, *arguments: Tensor) -> Tensor:
+    return ngram_matching_loss_with_logits(linear(hidden, weight, bias), *arguments, blank=BLANK)
+
+
+HEADS: dict[str, Callable[..., Tensor]] = {
+    "unfused head": unfused,
+    "fused head": functools.partial(fused_ngram_matching_loss, blank=BLANK),
+}
+
+
+def logits_of(shape: Shape) -> list[Tensor]:
+    batch, _, positions, vocabulary = shape
+    return [torch.randn(batch, positions, vocabulary).requires_grad_()]
+
+
+def head_of(shape: Shape) -> list[Tensor]:
+    batch, _, positions, vocabulary = shape
+    weight = torch.randn(vocabulary, WIDTH) / WIDTH**0.5
+    return [t.requires_grad_() for t in (torch.randn(batch, positions, WIDTH), weight, torch.zeros(vocabulary))]
+
+
+def run(loss: Callable[..., Tensor], inputs: list[Tensor], arguments: Arguments) -> None:
+    for tensor in inputs:
+        tensor.grad = None
+    output = loss(*inputs, *arguments)
+    output.backward(torch.ones(()).expand_as(output))
+
+
+def milliseconds(actions: dict[str, Callable[[], None]]) -> dict[str, float]:
+    best = dict.fromkeys(actions, float("inf"))
+    for turn in range(TURNS + 1):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            if turn:  # the first warms up
+                best[name] = min(best[name], 1000 * (time.perf_counter() - start))
+    return best
+
+
+def timed(rivals: dict[str, Callable[..., Tensor]], inputs: list[Tensor], shape: Shape) -> dict[str, float]:
+    arguments = targets(shape)
+    return milliseconds({name: functools.partial(run, loss, inputs, arguments) for name, loss in rivals.items()})
+
+
+def status_mebibytes(field: str) -> float:
+    lines = pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024
+
+
+def peak_in_this_process(name: str, shape: Shape) -> tuple[float, float]:
+    """MiB above the inputs, and of that the gradients, which any rival must return."""
+    torch.set_num_threads(1)
+    make, loss = (head_of, HEADS[name]) if name in HEADS else (logits_of, RIVALS[name])
+    small = (2, 3, 8, 50)
+    run(loss, make(small), targets(small))  # what is set up once should not count
+    inputs, arguments = make(shape), targets(shape)
+    before = status_mebibytes("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark falls to the present
+    run(loss, inputs, arguments)
+    gradients = sum(tensor.numel() * tensor.element_size() for tensor in inputs) / 2**20
+    return status_mebibytes("VmHWM") - before, gradients
+
+
+def peak(name: str, shape: Shape) -> tuple[float, float]:
+    # Forked before this process has any threads, so that torch need not be imported again.
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(peak_in_this_process, (name, shape))
+
+
+def row(*cells: object) -> str:
+    return "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
+
+
+def header(*cells: str) -> None:
+    print(row(*cells))
+    print("|---" + "|--:" * (len(cells) - 1) + "|")
+
+
+def verdict(text: str, value: float, bar: float, *, at_least: bool = False) -> None:
+    met = value >= bar if at_least else value <= bar
+    print(row(text, value, f"{'>=' if at_least else '<='} {bar:g}", "yes" if met else "NO"))
+
+
+def main() -> None:
+    peaks = {(name, shape): peak(name, shape)[0] for shape in SHAPES for name in RIVALS}
+    one_shape = SHAPES[0]
+    head_shapes = {batch: (batch, *one_shape[1:]) for batch in (8, 64)}
+    head_peaks = {(name, batch): peak(name, shape) for name in HEADS for batch, shape in head_shapes.items()}
+
+    bars: dict[str, float] = {}
+    for shape in SHAPES:
+        batch, length, positions, vocabulary = shape
+        inputs, times = logits_of(shape), {}
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            times[threads] = timed(RIVALS, inputs, shape)
+        size = inputs[0].numel() * 4 / 2**20
+        print(f"\n## B = {batch}, T = {length}, T_a = {positions}, V = {vocabulary}\n")
+        print(f"The logits take {size:.0f} MiB.\n")
+        titles = [f"{t} thread{'s' * (t > 1)}: {column}" for t in (1, 2) for column in ("ms", "x torch CTC")]
+        header("loss", *titles, "peak MiB", "x logits")
+        for name in RIVALS:
+            cells = [cell for t in (1, 2) for cell in (f"{times[t][name]:.0f}", times[t][name] / times[t][CTC])]
+            print(row(name, *cells, f"{peaks[name, shape]:.0f}", peaks[name, shape] / size))
+        if shape == one_shape:
+            first = times[1]
+            bars["n = 2, x torch CTC"] = first["ours, n = 2"] / first[CTC]
+            bars["n = 4, x torch CTC"] = first["ours, n = 4"] / first[CTC]
+            bars["SCTC, x torch CTC"] = first[SCTC] / first[CTC]
+            bars["n = 2, times faster than dense"] = first[DENSE] / first["ours, n = 2"]
+            bars["extra peak memory, x logits"] = max(peaks[f"ours, n = {n}", shape] for n in (1, 2, 3, 4)) / size
+
+    torch.set_num_threads(1)
+    print(f"\n## Where outputs of fewer than n - 1 tokens are likely, {one_shape}, one thread, milliseconds\n")
+    print(
+        "The exact total then needs a recurrence over the vocabulary; elsewhere a bound shows that it can be left out.\n"
+    )
+    blanks = logits_of(one_shape)
+    blanks[0].data[..., BLANK] += 14
+    losses = {f"n = {n}": ours(n) for n in (2, 3, 4)}
+    losses |= {f"{name}, paper's total": functools.partial(loss, exact_total=False) for name, loss in losses.items()}
+    header("loss", "ms")
+    for name, value in timed(losses, blanks, one_shape).items():
+        print(row(f"ours, {name}", f"{value:.0f}"))
+
+    print("\n## Growing T_a, one thread, milliseconds\n")
+    some = [CTC, DENSE, "ours, n = 2", "ours, n = 4"]
+    header("B, T, T_a, V", *some)
+    for shape in LONGER:
+        times_ms = timed({name: RIVALS[name] for name in some}, logits_of(shape), shape)
+        print(row(", ".join(map(str, shape)), *(f"{times_ms[name]:.0f}" for name in some)))
+
+    print("\n## Expected counts alone, one thread: microseconds per n-gram and position\n")
+    lengths = [90, 180, 360, 720, 1440]
+    header("n", *(f"T_a = {positions}" for positions in lengths))
+    per_position = {}
+    for n in (1, 2, 3, 4):
+        actions = {}
+        for positions in lengths:
+            log_probs = torch.randn(8, positions, 64).log_softmax(-1).requires_grad_()
+            ngrams = torch.randint(1, 64, (8, 30, n))
+            count = functools.partial(expected_ngram_counts, blank=BLANK)
+            actions[str(positions)] = functools.partial(
+                run,
+                count,
+                [log_probs],
+                (ngrams, torch.full((8,), positions)),  # type: ignore[arg-type]
+            )
+        counted = milliseconds(actions)
+        per_position[n] = [1000 * counted[str(positions)] / (240 * positions) for positions in lengths]
+        print(row(n, *(f"{value:.4f}" for value in per_position[n])))
+    bars["time per n-gram and position, T_a = 1440 against 90, worst n"] = max(
+        v[-1] / v[0] for v in per_position.values()
+    )
+
+    print(f"\n## The head: states of width {WIDTH} to loss and gradients, n = 2, one thread\n")
+    head_ms = timed(HEADS, head_of(one_shape), one_shape)
+    header(
+        "head", f"ms, B = {one_shape[0]}", *(f"peak MiB beside the gradients, B = {b}" for b in head_shapes), "in all"
+    )
+    for name in HEADS:
+        beside = [head_peaks[name, b][0] - head_peaks[name, b][1] for b in head_shapes]
+        total = " and ".join(f"{head_peaks[name, b][0]:.0f}" for b in head_shapes)
+        print(row(name, f"{head_ms[name]:.0f}", *(f"{value:.0f}" for value in beside), total))
+        bars[f"{name}: memory, B = 64 against 8"] = beside[1] / beside[0]
+    bars["fused head: time, x unfused"] = head_ms["fused head"] / head_ms["unfused head"]
+
+    print(f"\n## The bars, at {one_shape} and one thread\n")
+    header("what", "measured", "bar", "met")
+    verdict("n = 2, x torch CTC", bars["n = 2, x torch CTC"], 0.5)
+    verdict("n = 4, x torch CTC", bars["n = 4, x torch CTC"], 0.7)
+    verdict("SCTC, x torch CTC", bars["SCTC, x torch CTC"], 1.5)
+    verdict("n = 2, times faster than dense", bars["n = 2, times faster than dense"], 5, at_least=True)
+    verdict("extra peak memory, x logits", bars["extra peak memory, x logits"], 1.2)
+    verdict("fused head: memory, B = 64 against 8", bars["fused head: memory, B = 64 against 8"], 1.1)
+    verdict("fused head: time, x unfused", bars["fused head: time, x unfused"], 1.1)
+    linear_growth = "time per n-gram and position, T_a = 1440 against 90, worst n"
+    verdict(linear_growth, bars[linear_growth], 1.25)
+
+
+if __name__ == "__main__":
+    main()
