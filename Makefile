@@ -1,5 +1,5 @@
 # Everything here sets itself up: the first call makes .venv, later calls find it ready.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -135,6 +135,23 @@ def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
     assert {path.name for path in desk.iterdir()} == before
 
 
+def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
+    """On a terminal, work that takes a while shows how far it is; nothing of that reaches stdout."""
+    import pty
+
+    terminal, stderr = pty.openpty()
+    text = str(digits / "valid.txt")
+    arguments = ["--train", text, text, "--valid", text, text, "--vocab-size", "16", "--output", str(tmp_path / "new")]
+    command = [sys.executable, "-m", "nmla.cli", "prepare", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    shown = os.read(terminal, 100_000).decode()
+    assert done.returncode == 0, shown
+    assert "encoding target" in shown
+    assert "100/100" in shown
+    assert done.stdout.decode().startswith("train_pairs\t100\n")
+
+
 def test_no_command_is_a_usage_error(desk):
     done = nmla(cwd=desk)
     assert done.returncode == 2

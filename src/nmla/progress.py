@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar() -> Progress:
-    """A bar with counts, time spent, time left and a free text, silent where stderr is not a terminal."""
+    """A bar with counts, time spent and time left, silent where stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -15,7 +15,6 @@ def progress_bar() -> Progress:
         TimeElapsedColumn(),
         TextColumn("<"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )

@@ -66,7 +66,7 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
     losses: list[float] = []
 
     with progress_bar() as bar, log:
-        task = bar.add_task(output.name, total=stage.steps, completed=progress.step, note="")
+        task = bar.add_task(output.name, total=stage.steps, completed=progress.step)
         for step in range(progress.step + 1, stage.steps + 1):
             network.train()
             for group in optimizer.param_groups:
@@ -91,7 +91,7 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
                 mean = float(np.mean(losses))
                 losses.clear()
                 log.write("train", step, seconds, loss=mean, lr=learning_rate(step, stage), gradient_norm=norm.item())
-                bar.update(task, note=f"loss {mean:.3f}")
+                bar.update(task, description=f"{output.name}, loss {mean:.3f}")
             if step % stage.validate_every == 0 or last:
                 valid = validate(translator, corpus)
                 log.write("valid", step, time.perf_counter() - began, **valid)
