@@ -7,6 +7,7 @@ same optimizer settings, through the same code as any other training.
 import difflib
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +38,8 @@ RECIPE = """
 data: {corpus: corpus}
 output: .
 model: {d_model: 128, heads: 4, feed_forward: 512, encoder_layers: 2, decoder_layers: 2, upsample: 3}
-train: {loss: ctc, steps: 1000, learning_rate: 1.0e-3, warmup_steps: 200, max_tokens: 1536, validate_every: 100}
-finetune: {loss: ngram, steps: 400, learning_rate: 5.0e-4, warmup_steps: 50, max_tokens: 1536, validate_every: 50}
+train: {loss: ctc, steps: 800, learning_rate: 1.0e-3, warmup_steps: 200, max_tokens: 1536, validate_every: 100}
+finetune: {loss: ngram, steps: 300, learning_rate: 5.0e-4, warmup_steps: 50, max_tokens: 1536, validate_every: 50}
 seed: 1
 """
 TRAIN_PAIRS, VALID_PAIRS, TEST_PAIRS = 20_000, 250, 500
@@ -74,7 +75,7 @@ def study(output: Path, overrides: Sequence[str] = ()) -> None:
 
 
 def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -> list[Result]:
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
     recipe = _recipe(output, overrides)
     _clear(output)
     sentences = generate(grammar, TRAIN_PAIRS + VALID_PAIRS + TEST_PAIRS, recipe.seed)
