@@ -108,7 +108,7 @@ class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, problem: Problem) -> Tensor:
         sweep = Sweep(problem)
-        rows = max(1, _BLOCK // logits.shape[-1])
+        rows = _rows(logits)
         scratch_RV = problem.reference_BG.new_zeros(rows + 1, logits.shape[-1])
         for b, used in enumerate(problem.lengths):
             for start in range(0, used, rows):
@@ -125,7 +125,7 @@ class _FromLogits(torch.autograd.Function):
         (logits,) = ctx.saved_tensors
         sweep: Sweep = ctx.sweep
         sweep.weigh(grad_B)
-        rows = max(1, _BLOCK // logits.shape[-1])
+        rows = _rows(logits)
         scratch_RV = grad_B.new_zeros(rows + 2, logits.shape[-1])
         grad_BTV = torch.empty_like(logits, memory_format=torch.contiguous_format)
         for b, used in enumerate(sweep.problem.lengths):
@@ -140,6 +140,12 @@ class _FromLogits(torch.autograd.Function):
                     grad_RV.copy_(written_RV)
             grad_BTV[b, used:] = 0
         return grad_BTV, None
+
+
+def _rows(logits: Tensor) -> int:
+    """How many positions to take at a time."""
+    _, positions, vocabulary = logits.shape
+    return max(1, min(positions, _BLOCK // vocabulary))
 
 
 def _bordered(logits_TV: Tensor, start: int, stop: int, scratch_RV: Tensor) -> Tensor:
