@@ -149,6 +149,14 @@ def test_a_batch_equals_its_sentences(name):
         torch.testing.assert_close(grad[0], grads[b, :length], rtol=0, atol=1e-12)
 
 
+@every_loss
+def test_integers_of_any_width(name):
+    case = case_for(name)
+    expected = EVERY[name](case.log_probs, *case.arguments, blank=case.blank)
+    narrow = [tensor.to(torch.int32) for tensor in case.arguments]
+    assert torch.equal(EVERY[name](case.log_probs, *narrow, blank=case.blank), expected)
+
+
 def extreme_log_probs(kind: str) -> Tensor:
     """(3, 600, 20) in float32 with probabilities down to 1e-30."""
     generator = torch.Generator().manual_seed(0)

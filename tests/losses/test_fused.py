@@ -61,7 +61,10 @@ def test_from_hidden_without_bias_or_gradient():
 
 
 @cases
-def test_from_logits(collapse, n, references, exact_total):
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_from_logits(collapse, n, references, exact_total, rows, monkeypatch):
+    """The same however many positions are taken at a time."""
+    monkeypatch.setattr("nmla.losses.fused._BLOCK", 40 * rows)
     case = larger_case(n, references)
     options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total}
     ours, theirs = leaf(case.logits), leaf(case.logits)

@@ -17,6 +17,7 @@ from nmla.losses import (
     ngram_matching_loss,
     ngram_matching_loss_with_logits,
 )
+from nmla.losses.length import may_fall_short, shortfall_from_probs
 
 COLLAPSES = ("ctc", "sctc")
 both_collapses = pytest.mark.parametrize("collapse", COLLAPSES)
@@ -79,6 +80,25 @@ def test_totals(n, zeros, collapse):
             case.log_probs, case.input_lengths, n, blank=case.blank, collapse=collapse, exact=False
         )
         torch.testing.assert_close(papers, length - n + 1, rtol=0, atol=1e-14)
+
+
+def test_the_bound_on_short_outputs_holds():
+    """Where it says that the exact total needs no correction, there is none to see."""
+    outcomes = set()
+    for seed in range(30):
+        case = random_case(seed, batch=4, positions=30, vocabulary=6, zeros=seed % 2 == 1)
+        probs = torch.rand(4, 1, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        logits = case.logits.nan_to_num(0.0).clamp(min=-9) + 3 * (probs - 0.7) * (torch.arange(6) == case.blank)
+        words = logits.float().softmax(-1)
+        blanks = words[..., case.blank].clone()
+        words[..., case.blank] = 0
+        overlap = torch.nn.functional.pad((words[:, 1:] * words[:, :-1]).sum(-1), (1, 0))
+        for n in (3, 4):
+            for b, needed in enumerate(may_fall_short(blanks, overlap, n).tolist()):
+                shortfall = shortfall_from_probs(words[b].double(), blanks[b].double(), n)
+                assert needed or shortfall <= 8 * torch.finfo(torch.float32).eps
+                outcomes.add(needed)
+    assert outcomes == {True, False}
 
 
 def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool) -> None:

@@ -8,6 +8,8 @@ from torch import Tensor
 from .inputs import check_scores, in_use
 from .sweep import Problem, Sweep, checked_problem
 
+# Elements of the (positions, V) probabilities that are made and read at once: few enough to stay in the cache.
+_BLOCK = 2**20
 # Elements of the (sentences, T, V) logits that the fused loss holds at once: few sentences, but no small products.
 _ELEMENTS = 2**22
 
@@ -101,20 +103,18 @@ def fused_ngram_matching_loss(
 
 
 class _FromLogits(torch.autograd.Function):
-    """Makes each sentence's probabilities twice, forward and backward: cheaper than keeping them in memory."""
+    """Makes the probabilities twice, forward and backward, some positions at a time: cheaper than keeping them."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, problem: Problem) -> Tensor:
         sweep = Sweep(problem)
-        scratch_TV = problem.reference_BG.new_empty(max(problem.lengths, default=0), logits.shape[-1])
-
-        def probs(b: int) -> Tensor:
-            used = problem.lengths[b]
-            return torch.softmax(logits[b, :used], -1, dtype=scratch_TV.dtype, out=scratch_TV[:used])
-
-        for b in range(len(problem.lengths)):
-            sweep.read(b, probs(b))
-        sweep.finish_reading(probs)
+        rows = _rows(logits)
+        scratch_RV = problem.reference_BG.new_zeros(rows + 1, logits.shape[-1])
+        for b, used in enumerate(problem.lengths):
+            for start in range(0, used, rows):
+                stop = min(start + rows, used)
+                sweep.read(b, start, _bordered(logits[b, :used], start - 1, stop, scratch_RV))
+        sweep.finish_reading(lambda b: _sentence_probs(logits, problem, b))
         ctx.save_for_backward(logits)
         ctx.sweep = sweep
         return sweep.loss(derivatives=ctx.needs_input_grad[0])
@@ -123,20 +123,43 @@ class _FromLogits(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
-        lengths = ctx.sweep.problem.lengths
+        sweep: Sweep = ctx.sweep
+        sweep.weigh(grad_B)
+        rows = _rows(logits)
+        scratch_RV = grad_B.new_zeros(rows + 2, logits.shape[-1])
         grad_BTV = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        scratch_TV = grad_B.new_empty(max(lengths, default=0) + 2, logits.shape[-1])
-        scratch_TV[0] = 0
-        for b, used in enumerate(lengths):
-            torch.softmax(logits[b, :used], -1, dtype=grad_B.dtype, out=scratch_TV[1 : used + 1])
-            scratch_TV[used + 1] = 0
-            same_type = grad_BTV.dtype == grad_B.dtype
-            grad_TV = grad_BTV[b, :used] if same_type else torch.empty_like(scratch_TV[:used])
-            ctx.sweep.write(b, scratch_TV[: used + 2], grad_TV, grad_B[b])
-            if not same_type:
-                grad_BTV[b, :used] = grad_TV
+        for b, used in enumerate(sweep.problem.lengths):
+            shortfall = sweep.shortfall_gradient(b, lambda b: _sentence_probs(logits, sweep.problem, b))
+            for start in range(0, used, rows):
+                stop = min(start + rows, used)
+                grad_RV = grad_BTV[b, start:stop]
+                written_RV = grad_RV if grad_RV.dtype == grad_B.dtype else torch.empty_like(grad_RV, dtype=grad_B.dtype)
+                bordered_RV = _bordered(logits[b, :used], start - 1, stop + 1, scratch_RV)
+                sweep.write(b, start, bordered_RV, written_RV, shortfall)
+                if written_RV is not grad_RV:
+                    grad_RV.copy_(written_RV)
             grad_BTV[b, used:] = 0
         return grad_BTV, None
+
+
+def _rows(logits: Tensor) -> int:
+    """How many positions to take at a time."""
+    _, positions, vocabulary = logits.shape
+    return max(1, min(positions, _BLOCK // vocabulary))
+
+
+def _bordered(logits_TV: Tensor, start: int, stop: int, scratch_RV: Tensor) -> Tensor:
+    """The probabilities of positions ``start`` to ``stop``, in ``scratch_RV``; zeros where that goes past an end."""
+    first, last = max(start, 0), min(stop, len(logits_TV))
+    bordered_RV = scratch_RV[: stop - start]
+    bordered_RV[: first - start] = 0
+    bordered_RV[last - start :] = 0
+    torch.softmax(logits_TV[first:last], -1, dtype=scratch_RV.dtype, out=bordered_RV[first - start : last - start])
+    return bordered_RV
+
+
+def _sentence_probs(logits: Tensor, problem: Problem, b: int) -> Tensor:
+    return torch.softmax(logits[b, : problem.lengths[b]], -1, dtype=problem.reference_BG.dtype)
 
 
 class _FromHidden(torch.autograd.Function):
@@ -200,14 +223,19 @@ def _sweep_head(
         for s, length in enumerate(lengths):
             torch.softmax(scores[s], -1, dtype=bordered.dtype, out=probs[s][1:-1])
             probs[s][length + 1] = 0
-            sweep.read(s, probs[s][1:-1])
-        sweep.finish_reading(lambda s, probs=probs: probs[s][1:-1])  # type: ignore[misc]
+            sweep.read(s, 0, probs[s][:-1])
+
+        def again(s: int, probs: list[Tensor] = probs) -> Tensor:
+            return probs[s][1:-1]
+
+        sweep.finish_reading(again)
         loss_B[part] = sweep.loss(derivatives=any(wanted))
         if not any(wanted):
             continue
         grad_NV = logits_NV if hidden.dtype == loss_B.dtype else torch.empty_like(logits_NV, dtype=loss_B.dtype)
+        sweep.weigh(weight_B[part])
         for s, grad_TV in enumerate(grad_NV.split(lengths)):
-            sweep.write(s, probs[s], grad_TV, weight_B[start + s])
+            sweep.write(s, 0, probs[s], grad_TV, sweep.shortfall_gradient(s, again))
         if d_bias is not None:
             d_bias += grad_NV.sum(0)
         grad_NV = grad_NV.to(hidden.dtype)

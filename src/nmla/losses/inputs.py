@@ -32,7 +32,7 @@ def check_lengths(name: str, lengths: Tensor, shape: torch.Size, longest: int, d
         raise ValueError(f"{name} must be integers {tuple(shape)}, but is {lengths.dtype} {tuple(lengths.shape)}")
     if lengths.numel() and (lengths.min() < 0 or lengths.max() > longest):
         raise ValueError(f"{name} must be in 0..{longest}, but is {lengths.min().item()}..{lengths.max().item()}")
-    return lengths.to(device)
+    return lengths.to(device, torch.long)
 
 
 def check_normalised(log_probs: Tensor, input_lengths: Tensor) -> None:
@@ -82,5 +82,5 @@ def check_targets(
         wanted = f"({batch}, L) or, with several references, ({batch}, R, L)" if several else f"({batch}, L)"
         raise ValueError(f"targets must be integers {wanted}, but is {targets.dtype} {tuple(targets.shape)}")
     lengths = check_lengths("target_lengths", target_lengths, targets.shape[:-1], targets.shape[-1], scores.device)
-    targets = targets.to(scores.device)
+    targets = targets.to(scores.device, torch.long)
     return check_tokens("targets", targets, in_use(lengths, targets.shape[-1]), vocabulary, blank), lengths

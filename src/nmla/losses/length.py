@@ -164,9 +164,9 @@ def shortfall_from_probs(probs_TV: Tensor, blank_T: Tensor, n: int) -> Tensor:
 
 def _no_tokens(probs_TV: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """A for j = 1..n - 2 and H for j = 0..n - 2, before the first position."""
-    return probs_TV.new_zeros(n - 2, probs_TV.shape[1]), torch.eye(n - 1, dtype=probs_TV.dtype, device=probs_TV.device)[
-        0
-    ]
+    have_J = probs_TV.new_zeros(n - 1)
+    have_J[0] = 1
+    return probs_TV.new_zeros(n - 2, probs_TV.shape[1]), have_J
 
 
 def _short_by(have_J: Tensor) -> Tensor:
@@ -200,9 +200,8 @@ def shortfall_gradient(probs_TV: Tensor, blank_T: Tensor, n: int) -> tuple[Tenso
         befores.append(before_JV)
     d_probs_TV, d_blank_T = torch.empty_like(probs_TV), torch.empty_like(blank_T)
     after_J = _short_by(have_J)  # D for j = 0..n - 2
-    in_run_JV = torch.nn.functional.pad(after_J[1:], (0, 1))[:, None].repeat(
-        1, probs_TV.shape[1]
-    )  # D + R, j = 1..n - 1
+    in_run_J1 = torch.nn.functional.pad(after_J[1:], (0, 1)).unsqueeze(-1)
+    in_run_JV = in_run_J1.repeat(1, probs_TV.shape[1])  # D + R for j = 1..n - 1
     for t in range(len(probs_TV) - 1, -1, -1):
         d_probs_TV[t] = (in_run_JV[:-1] * befores[t]).sum(0)
         d_blank_T[t] = (after_J * haves[t]).sum()

@@ -48,7 +48,7 @@ def expected_ngram_counts(
     check_normalised(log_probs, input_lengths)
     if ngrams.dim() != 3 or ngrams.shape[0] != batch or ngrams.shape[2] < 1 or ngrams.is_floating_point():
         raise ValueError(f"ngrams must be integers ({batch}, G, n), but is {ngrams.dtype} {tuple(ngrams.shape)}")
-    ngrams = ngrams.to(log_probs.device)
+    ngrams = ngrams.to(log_probs.device, torch.long)
     ngrams = check_tokens("ngrams", ngrams, torch.ones_like(ngrams, dtype=torch.bool), vocabulary, blank)
     return counts_from_log_probs(log_probs, ngrams, input_lengths, blank, collapse)
 

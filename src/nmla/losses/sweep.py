@@ -17,8 +17,6 @@ from .length import check_n, may_fall_short, shortfall_from_blanks, shortfall_fr
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
 
-_ROWS = 32
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -76,28 +74,33 @@ class Sweep:
         self.shortfall_B = like.new_zeros(batch)
         self.falls_short = [False] * batch
 
-    def read(self, b: int, probs_TV: Tensor) -> None:
-        """Take note of a sentence's probabilities, ``(T, V)`` without padding; changes them."""
-        problem, used, grams = self.problem, probs_TV.shape[0], self.tokens_TnBG.shape[-1]
-        self.blank_BT[b, :used] = probs_TV[:, problem.blank]
-        probs_TV[:, problem.blank] = 0
-        self.tokens_TnBG[:used, :, b] = probs_TV.index_select(1, self.ids_BK[b]).view(used, self.n, grams)
-        self.words_BT[b, :used] = probs_TV.sum(-1)
-        if problem.collapse == "ctc" and used:
-            # In blocks of rows, whose products stay in the cache.
-            pairs = zip(probs_TV[1:].split(_ROWS), probs_TV[:-1].split(_ROWS), strict=True)
-            self.overlap_BT[b, 1:used] = torch.cat([(after * before).sum(-1) for after, before in pairs])
+    def read(self, b: int, start: int, bordered_RV: Tensor) -> None:
+        """Take note of the probabilities of some positions of a sentence, from ``start`` on; changes them.
+
+        ``bordered_RV`` holds one row before them: the position before, or zeros before the first.
+        """
+        probs_RV, here = bordered_RV[1:], slice(start, start + len(bordered_RV) - 1)
+        self.blank_BT[b, here] = probs_RV[:, self.problem.blank]
+        bordered_RV[:, self.problem.blank] = 0
+        tokens_RnG = self.tokens_TnBG[here, :, b]
+        tokens_RnG.copy_(probs_RV.index_select(1, self.ids_BK[b]).view(tokens_RnG.shape))
+        self.words_BT[b, here] = probs_RV.sum(-1)
+        if self.problem.collapse == "ctc":
+            self.overlap_BT[b, here] = (bordered_RV[:-1] * probs_RV).sum(-1)
 
     def finish_reading(self, again: Callable[[int], Tensor]) -> None:
-        """Compute what the exact total needs beyond the expected length. ``again(b)`` gives a sentence's probabilities
-        once more: for few, once a model writes whole sentences."""
+        """Compute what the exact total needs beyond the expected length. ``again(b)`` gives all probabilities of a
+        sentence once more: of few, once a model writes whole sentences."""
         if self.problem.exact_total and self.problem.collapse == "ctc" and self.n > 2:
             self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
             for b in range(len(self.falls_short)):
                 if self.falls_short[b]:
-                    probs_TV = again(b)
-                    probs_TV[:, self.problem.blank] = 0
-                    self.shortfall_B[b] = shortfall_from_probs(probs_TV, self.blank_BT[b, : len(probs_TV)], self.n)
+                    self.shortfall_B[b] = shortfall_from_probs(*self._words_and_blank(b, again), self.n)
+
+    def _words_and_blank(self, b: int, again: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        probs_TV = again(b)
+        probs_TV[:, self.problem.blank] = 0
+        return probs_TV, self.blank_BT[b, : len(probs_TV)]
 
     def loss(self, *, derivatives: bool) -> Tensor:
         """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
@@ -116,32 +119,43 @@ class Sweep:
             read.requires_grad_(False)
         return loss_B.detach()
 
-    def write(self, b: int, bordered_TV: Tensor, grad_TV: Tensor, weight: Tensor) -> None:
-        """Write the gradient of ``weight`` times a sentence's loss for its logits into ``grad_TV``.
+    def weigh(self, weight_B: Tensor) -> None:
+        """Prepare :meth:`write`: derivatives of the losses, times their weights, for log-probabilities."""
+        self.g_total_B = self.d_total_B * weight_B
+        self.g_tokens_TnBG = self.d_tokens_TnBG * self.tokens_TnBG * weight_B.unsqueeze(-1)
+        self.g_blank_BT = self.d_blank_BT * self.blank_BT * weight_B.unsqueeze(-1)
+        # A token counts for the total by p_t(v) (1 - p_{t-1}(v) - p_{t+1}(v)); under SCTC there is no overlap.
+        next_overlap_BT = torch.nn.functional.pad(self.overlap_BT[:, 1:], (0, 1))
+        length_BT = self.words_BT - self.overlap_BT - next_overlap_BT
+        self.g_sum_BT = self.g_tokens_TnBG.sum((1, 3)).t() + self.g_blank_BT + self.g_total_B.unsqueeze(-1) * length_BT
 
-        ``bordered_TV`` holds the sentence's probabilities between two rows of zeros: (T + 2, V); changes them.
+    def shortfall_gradient(self, b: int, again: Callable[[int], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """For :meth:`write`: the part of a sentence's gradient that needs all its probabilities, if there is one."""
+        return shortfall_gradient(*self._words_and_blank(b, again), self.n) if self.falls_short[b] else None
+
+    def write(
+        self, b: int, start: int, bordered_RV: Tensor, grad_RV: Tensor, shortfall: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """Write the gradient for the logits of some positions of a sentence, from ``start`` on, into ``grad_RV``.
+
+        ``bordered_RV`` holds their probabilities and one row before and one after: the positions there, or zeros before
+        the first and after the last; changes them.
         """
-        used = grad_TV.shape[0]
-        bordered_TV[:, self.problem.blank] = 0
-        probs_TV, blank_T, overlap_T = bordered_TV[1:-1], self.blank_BT[b, :used], self.overlap_BT[b, :used]
-        # Derivatives for log-probabilities: of the few tokens that the n-grams are made of, and of the blank ...
-        d_total = self.d_total_B[b] * weight
-        d_tokens_TnG = self.d_tokens_TnBG[:used, :, b] * self.tokens_TnBG[:used, :, b] * weight
-        d_blank_T = self.d_blank_BT[b, :used] * blank_T * weight
-        d_sum_T = d_tokens_TnG.sum((1, 2)) + d_blank_T + d_total * self.words_BT[b, :used]
-        # ... and of any token through the total: p_t(v) times d_total (1 - p_{t-1}(v) - p_{t+1}(v)), less under SCTC.
-        # The softmax then takes from each its share p_t(v) of the sum of all.
+        here = slice(start, start + len(grad_RV))
+        g_total, g_sum_R, g_blank_R = self.g_total_B[b], self.g_sum_BT[b, here], self.g_blank_BT[b, here]
+        blank_R, probs_RV = self.blank_BT[b, here], bordered_RV[1:-1]
+        bordered_RV[:, self.problem.blank] = 0
+        # Of each derivative the softmax takes the share p_t(v) of the sum of all.
         if self.problem.collapse == "sctc":
-            torch.mul(probs_TV, (d_total - d_sum_T).unsqueeze(-1), out=grad_TV)
+            torch.mul(probs_RV, (g_total - g_sum_R).unsqueeze(-1), out=grad_RV)
         else:
-            d_sum_T -= d_total * (overlap_T + torch.nn.functional.pad(overlap_T[1:], (0, 1)))
-            torch.add(bordered_TV[:-2], bordered_TV[2:], out=grad_TV)
-            if self.falls_short[b]:
-                d_probs_TV, d_blanks_T = shortfall_gradient(probs_TV, blank_T, self.n)
-                d_blank_T += d_total * d_blanks_T * blank_T
-                d_sum_T += d_total * ((d_probs_TV * probs_TV).sum(-1) + d_blanks_T * blank_T)
-                grad_TV -= d_probs_TV
-            torch.addcmul((d_total - d_sum_T).unsqueeze(-1), grad_TV, -d_total, out=grad_TV)
-            grad_TV *= probs_TV
-        grad_TV.index_add_(1, self.ids_BK[b], d_tokens_TnG.flatten(1))
-        grad_TV[:, self.problem.blank] = d_blank_T - blank_T * d_sum_T
+            torch.add(bordered_RV[:-2], bordered_RV[2:], out=grad_RV)
+            if shortfall is not None:
+                d_probs_RV, d_blank_R = shortfall[0][here], shortfall[1][here]
+                g_blank_R = g_blank_R + g_total * d_blank_R * blank_R
+                g_sum_R = g_sum_R + g_total * ((d_probs_RV * probs_RV).sum(-1) + d_blank_R * blank_R)
+                grad_RV -= d_probs_RV
+            torch.addcmul((g_total - g_sum_R).unsqueeze(-1), grad_RV, -g_total, out=grad_RV)
+            grad_RV *= probs_RV
+        grad_RV.index_add_(1, self.ids_BK[b], self.g_tokens_TnBG[here, :, b].flatten(1))
+        grad_RV[:, self.problem.blank] = g_blank_R - blank_R * g_sum_R
