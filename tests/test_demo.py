@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from nmla.data.synthetic import HEADLINE, generate
-from nmla.demo import demo, mark_invalid
+from nmla.demo import demo
+from nmla.demo_report import mark_invalid
 from nmla.errors import UsageError
 
 

@@ -17,7 +17,8 @@ LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
 def run_demo(args: argparse.Namespace) -> None:
     from nmla.demo import demo, study
 
-    (study if args.study else demo)(args.output, args.overrides)
+    run, default = (study, "runs/study") if args.study else (demo, "runs/demo")
+    run(args.output or Path(default), args.overrides)
 
 
 def run_prepare(args: argparse.Namespace) -> None:
@@ -103,7 +104,7 @@ COMMANDS = {
         run_demo,
         {
             "overrides": OVERRIDES,
-            "--output": {"type": Path, "default": Path("runs/demo"), "help": "where to write (default: runs/demo)"},
+            "--output": {"type": Path, "help": "where to write (default: runs/demo, or runs/study)"},
             "--study": {"action": "store_true", "help": "the two languages where NMLA does not win, instead"},
         },
     ),

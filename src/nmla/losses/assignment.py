@@ -1,7 +1,6 @@
 """Losses of the best order of the target's tokens: which position writes which token is an assignment problem."""
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from .cross_entropy import check_equal_lengths
@@ -113,6 +112,8 @@ def _log_probs_of(log_probs: Tensor, tokens_BL: Tensor) -> Tensor:
 
 def _assign(path_BT: Tensor, gain_BTL: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:
     """Write each target token into ``path_BT`` at the position of its own where the sum of gains is largest."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and no other loss needs it
+
     gain_BTL = gain_BTL.cpu()
     for b, (used, tokens) in enumerate(zip(input_lengths.tolist(), target_lengths.tolist(), strict=True)):
         at, token = linear_sum_assignment(gain_BTL[b, :used, :tokens].numpy(), maximize=True)
