@@ -10,6 +10,7 @@ import pytest
 
 from conftest import COPY_RECIPE
 from nmla.cli import COMMANDS
+from nmla.data.synthetic import HEADLINE, generate
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -30,28 +31,26 @@ def complaint(done, code):
 
 
 @pytest.fixture(scope="module")
-def desk(digits, tmp_path_factory):
+def desk(tmp_path_factory):
     """A directory with the files that the examples of the help name."""
     directory = tmp_path_factory.mktemp("desk")
-    for split in ("train", "valid"):
-        for language in ("en", "de"):
-            (directory / f"{split}.{language}").write_bytes((digits / f"{split}.txt").read_bytes())
-    recipe = "data: {corpus: corpora/mine}\noutput: runs/mine\n" + COPY_RECIPE
-    (directory / "recipe.yaml").write_text(recipe)
+    sentences = generate(HEADLINE, 2100, seed=1)
+    for split, part in (("train", sentences[:2000]), ("valid", sentences[2000:])):
+        (directory / f"{split}.en").write_text("".join(f"{sentence.source}\n" for sentence in part))
+        (directory / f"{split}.de").write_text("".join(f"{sentence.target}\n" for sentence in part))
+    (directory / "recipe.yaml").write_text("data: {corpus: corpora/mine}\noutput: runs/mine\n" + COPY_RECIPE)
     return directory
 
 
 @pytest.fixture(scope="module")
 def examples(desk):
     """Each command's example, run in turn: they build on each other."""
-    vocabulary = {"--vocab-size 300": "--vocab-size 16"}  # digits have no more pieces
-    done = {}
-    for name in ("prepare", "train", "translate", "score", "demo"):
-        command = COMMANDS[name].example
-        for long, short in vocabulary.items():
-            command = command.replace(long, short)
-        done[name] = subprocess.run(command, shell=True, cwd=desk, env=ENVIRONMENT, capture_output=True, text=True)
-    return done
+    return {
+        name: subprocess.run(
+            COMMANDS[name].example, shell=True, cwd=desk, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        for name in ("prepare", "train", "translate", "score", "demo")
+    }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -104,7 +103,7 @@ def test_long_line_is_told(copy_run, tmp_path):
     assert b"stdin:1: long line, translated in" in done.stderr
 
 
-PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", "valid.de", "--vocab-size", "16")
+PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", "valid.de", "--vocab-size", "300")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +122,11 @@ PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", 
         ((*PREPARE, "--output", "new", "--train", "empty", "empty"), 3, "empty: must hold at least one line"),
         ((*PREPARE, "--output", "new", "--train", "binary", "binary"), 3, "binary:1: text must be UTF-8"),
         ((*PREPARE, "--output", "new", "--vocab-size", "9000"), 2, "vocab_size must be at most"),
+        ((*PREPARE, "--output", "new", "--vocab-size", "99999999999"), 3, "could not learn a vocabulary"),
+        ((*PREPARE, "--output", "valid.en/new"), 2, "valid.en"),
+        (("train", "recipe.yaml", "seed=-1"), 2, "seed must be at least 0"),
+        (("train", "."), 2, "a recipe must be a YAML file"),
+        (("score", "--reference", "."), 2, "must be a file, but is a directory"),
         (("demo", "train.step=5"), 2, "did you mean train.steps?"),
         (("demo", "--output", "."), 2, "must be empty or an earlier demo"),
     ],
@@ -133,6 +137,18 @@ def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
     before = {path.name for path in desk.iterdir()}
     assert message in complaint(nmla(*arguments, cwd=desk), code)
     assert {path.name for path in desk.iterdir()} == before
+
+
+def test_closed_stdin_is_a_usage_error(copy_run, tmp_path):
+    command = f"{sys.executable} -m nmla.cli translate --model {copy_run}/train/model <&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True)
+    assert "standard input must be open" in complaint(done, 2)
+
+
+def test_pipe_is_as_good_as_a_file(desk):
+    command = f"{sys.executable} -m nmla.cli score --reference <(cat valid.de) < valid.de"
+    done = subprocess.run(["bash", "-c", command], cwd=desk, capture_output=True, text=True)
+    assert done.stdout.startswith("BLEU\t100.00"), done.stderr
 
 
 def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
@@ -147,7 +163,7 @@ def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
     os.close(stderr)
     shown = os.read(terminal, 100_000).decode()
     assert done.returncode == 0, shown
-    assert "encoding target" in shown
+    assert "encoding" in shown
     assert "100/100" in shown
     assert done.stdout.decode().startswith("train_pairs\t100\n")
 

@@ -19,6 +19,11 @@ def test_recipe_has_types_defaults_and_overrides():
     assert parse_recipe(RECIPE, ["finetune=null"]).finetune is None
 
 
+def test_texts_are_taken_as_typed():
+    assert parse_recipe(RECIPE, ["output=007"]).output == "007"
+    assert parse_recipe(RECIPE, ["data.corpus=12:30"]).data.corpus == "12:30"
+
+
 def test_yaml_of_a_recipe_reads_back_equal():
     recipe = parse_recipe(RECIPE)
     assert parse_recipe(recipe_yaml(recipe)) == recipe
@@ -42,6 +47,7 @@ def test_yaml_of_a_recipe_reads_back_equal():
         (["train.dropout=1"], "dropout must be in [0, 1), but is 1.0"),
         (["model.heads=3"], "model.heads must divide d_model 512, but is 3"),
         (["train=3"], "train must be a section with settings of its own, but is 3"),
+        (["seed=-1"], "seed must be at least 0, but is -1"),
         (["steps"], "an override must be key=value, but is 'steps'"),
     ],
 )
@@ -52,7 +58,9 @@ def test_wrong_setting_is_refused_with_the_right_one(overrides, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "output: runs/x", "", "train: {steps: 5, steps: }: }"])
+@pytest.mark.parametrize(
+    "text", ["- a list", "5", "true", "a: [unclosed", "output: runs/x", "", "train: {steps: 5, steps: }: }"]
+)
 def test_what_is_no_recipe_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)

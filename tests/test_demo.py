@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from nmla.data.synthetic import HEADLINE, generate
-from nmla.demo import demo
+from nmla.demo import demo, study
 from nmla.demo_report import mark_invalid
 from nmla.errors import UsageError
 
@@ -69,7 +69,25 @@ def test_invalid_words_are_marked():
 
 
 def test_other_files_are_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="must be empty or an earlier demo"):
         demo(tmp_path)
-    assert (tmp_path / "thesis.txt").exists()
+    assert (tmp_path / "text" / "thesis.txt").exists()
+
+
+def test_what_a_killed_demo_left_does_not_stop_the_next(quick):
+    output, _ = quick
+    (output / ".corpus.abc").mkdir()
+    with pytest.raises(UsageError, match=r"finetune\.loss must be ngram"):
+        demo(output, ["finetune.loss=ctc"])  # refused before anything is removed
+    assert (output / "report.html").exists()
+
+
+def test_study_runs_both_controls(tmp_path):
+    study(tmp_path, ["train.steps=2", "finetune.steps=2"])
+    for control in ("one-mode", "three-orders"):
+        systems = json.loads((tmp_path / control / "results.json").read_text())["systems"]
+        assert [system["system"] for system in systems] == ["ctc", "ctc_continued", "nmla"]
+    text = (tmp_path / "one-mode" / "text" / "test.target").read_text()
+    assert text != (tmp_path / "three-orders" / "text" / "test.target").read_text()

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,16 @@ from typing import Any
 from nmla import __version__
 from nmla.errors import NmlaError, UsageError
 
+WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
+
+
+def stdin_lines() -> Iterator[str]:
+    from nmla.text.lines import decode_lines
+
+    if sys.stdin is None:
+        raise UsageError("standard input must be open, but is closed")
+    return decode_lines(sys.stdin.buffer, "stdin")
 
 
 def run_demo(args: argparse.Namespace) -> None:
@@ -42,12 +51,11 @@ def run_translate(args: argparse.Namespace) -> None:
     from itertools import islice
 
     from nmla.decoding.translator import Translator
-    from nmla.text.lines import decode_lines
 
     translator = Translator.load(args.model)
+    lines = stdin_lines()
     at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
     number = 0
-    lines = decode_lines(sys.stdin.buffer, "stdin")
     while texts := list(islice(lines, at_once)):
         for translation in translator.translate_batch(texts):
             number += 1
@@ -59,7 +67,7 @@ def run_translate(args: argparse.Namespace) -> None:
 
 def run_score(args: argparse.Namespace) -> None:
     from nmla.errors import DataError
-    from nmla.text.lines import decode_lines, read_lines
+    from nmla.text.lines import read_lines
 
     if (args.model is None) != (args.source is None):
         raise UsageError("--model and --source must be given together: the model translates the source")
@@ -70,7 +78,7 @@ def run_score(args: argparse.Namespace) -> None:
         translations = Translator.load(args.model).translate_batch(read_lines(args.source))
         hypotheses = [translation.text for translation in translations]
     else:
-        hypotheses = list(decode_lines(sys.stdin.buffer, "stdin"))
+        hypotheses = list(stdin_lines())
     for path, reference in zip(args.reference, references, strict=True):
         if len(reference) != len(hypotheses):
             raise DataError(f"{path} must have one line per output, but has {len(reference)} for {len(hypotheses)}")
@@ -183,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"nmla {args.command}: {where}{error.strerror or error}", file=sys.stderr)
-        return 1
+        return UsageError.exit_code if isinstance(error, WRONG_PATH) else 1
     except KeyboardInterrupt:
         print(f"nmla {args.command}: stopped", file=sys.stderr)
         return 130

@@ -9,6 +9,7 @@ from typing import Any
 from nmla.errors import UsageError
 
 LOSSES = ("ctc", "ngram")
+TEXTS = ("output", "data.corpus")  # settings that hold any text
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,13 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 1
 
+    def __post_init__(self) -> None:
+        _check(self.seed >= 0, "seed must be at least 0", self.seed)
+
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a YAML recipe and apply `key=value` overrides such as ``train.steps=500``."""
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise UsageError(f"{path}: a recipe must be a YAML file, but there is none here")
     try:
         text = path.read_text(encoding="utf-8")
@@ -80,24 +84,26 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), name: str = "recipe") -> Recipe:
     """A recipe from YAML text; errors call it `name`."""
-    from omegaconf import OmegaConf  # heavy: only who reads a recipe pays for it
+    import yaml  # heavy, like omegaconf: only who reads a recipe pays for it
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
-    for override in overrides:
-        if "=" not in override:
-            raise UsageError(f"an override must be key=value, but is {override!r}")
     try:
-        settings = OmegaConf.create(text)
-        if not OmegaConf.is_dict(settings):
-            raise UsageError(f"{name}: a recipe must be a mapping of settings, but is a list")
-        given = OmegaConf.merge(settings, OmegaConf.from_dotlist(list(overrides)))
+        if not isinstance(yaml.safe_load(text), dict | None):
+            raise UsageError(f"{name}: a recipe must be a mapping of settings, but is {text.strip()!r}")
+        given = OmegaConf.create(text)
+        for override in overrides:
+            key, equals, value = override.partition("=")
+            if not equals:
+                raise UsageError(f"an override must be key=value, but is {override!r}")
+            # A text is taken as it is typed: a directory called 007 is not the number 7.
+            OmegaConf.update(given, key, value if key in TEXTS else yaml.safe_load(value), force_add=True)
         _refuse_unknown(Recipe, OmegaConf.to_container(given), name)
         recipe = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Recipe), given))
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise UsageError(f"{name}: {key}{str(error).splitlines()[0]}") from None
-    except YAMLError as error:
+    except yaml.YAMLError as error:
         raise UsageError(f"{name}: must be YAML, but: {' '.join(str(error).split())}") from None
     assert isinstance(recipe, Recipe)
     return recipe

@@ -15,7 +15,7 @@ from typing import Any
 import sacrebleu
 import torch
 
-from nmla.config import Recipe, parse_recipe
+from nmla.config import DataConfig, Recipe, parse_recipe
 from nmla.data.corpus import Corpus
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import HEADLINE, ONE_MODE, THREE_ORDERS, Grammar, Sentence, generate
@@ -38,6 +38,7 @@ seed: 1
 TRAIN_PAIRS, VALID_PAIRS, TEST_PAIRS = 20_000, 250, 500
 VOCAB_SIZE = 280  # small enough that a third of the target words take several pieces
 EXAMPLES = 6
+MARK = ".nmla-demo"
 
 
 def demo(output: Path, overrides: Sequence[str] = ()) -> list[Result]:
@@ -88,22 +89,20 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
 
 
 def _recipe(output: Path, overrides: Sequence[str]) -> Recipe:
-    paths = [f"data.corpus={output / 'corpus'}", f"output={output}"]
-    recipe = parse_recipe(RECIPE, [*overrides, *paths], name="demo")
-    if recipe.finetune is None:
-        raise UsageError("finetune must be a section, but is null: the demo compares fine-tunings")
-    return recipe
+    recipe = parse_recipe(RECIPE, overrides, name="demo")
+    if recipe.finetune is None or recipe.finetune.loss != "ngram":
+        raise UsageError("finetune.loss must be ngram: the demo compares it with CTC")
+    return replace(recipe, data=DataConfig(str(output / "corpus")), output=str(output))
 
 
 def _clear(output: Path) -> None:
-    """Every demo starts anew; but what is not a demo's is left alone."""
-    known = {"text", "corpus", *NAMES, "results.json", "report.html", "curves.svg"}
-    found = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    if (output.exists() and not output.is_dir()) or found - known:
-        raise UsageError(f"{output}: must be empty or an earlier demo, but holds other files; choose another --output")
-    for name in found:
-        path = output / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Every demo starts anew, whatever an earlier one left; but only where one left its mark."""
+    mark = output / MARK
+    if mark.exists():
+        shutil.rmtree(output)
+    elif output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UsageError(f"{output}: must be empty or an earlier demo, but is neither; choose another --output")
+    write_text(mark, "nmla demo may remove this directory\n")
 
 
 def _prepare(sentences: list[Sentence], output: Path) -> None:

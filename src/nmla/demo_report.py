@@ -85,7 +85,9 @@ def print_results(title: str, results: list[Result], legend: str, examples: list
         figures.add_row(*_row(result))
     console.print(figures)
     console.print(legend)
-    console.print("\nThe same sources in both arms; *marked* words are in no valid translation there, … is missing.")
+    console.print(
+        "\nThe same sources in both arms; *marked* words differ from the nearest valid translation, … is missing."
+    )
     for sentence, continued, nmla in examples:
         console.print(f"\n  {'source':16}{sentence.source}")
         for system, output in (("ctc_continued", continued), ("nmla", nmla)):
@@ -152,7 +154,7 @@ def _curves(output: Path) -> str:
     return curves(
         {
             "CTC loss per token": lines("train", "loss", "ctc", "ctc_continued"),
-            "NMLA loss: −F1 of 2-grams": lines("train", "loss", "nmla"),
+            "NMLA loss: −F1 of n-grams": lines("train", "loss", "nmla"),
             "BLEU, validation": lines("valid", "bleu", *NAMES),
             "Entropy per position, nats": lines("valid", "entropy", *NAMES),
         },

@@ -1,4 +1,4 @@
-"""Writing so that a reader sees the old file or the new one, never half of one."""
+"""Writing so that nobody ever sees half of a file or of a directory."""
 
 import os
 import shutil

@@ -80,10 +80,10 @@ def pair(tmp_path):
 
 
 def test_pairs_with_an_empty_side_are_dropped_and_counted(pair, tmp_path):
-    pair[0].write_text("one two three\n" * 28 + " \none\n")
-    pair[1].write_text("eins zwei drei\n" * 28 + "eins\n\n")
+    pair[0].write_text("one two three\n" * 27 + " \none\n\u200b\n")
+    pair[1].write_text("eins zwei drei\n" * 27 + "eins\n\neins\n")
     counts = prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
-    assert (counts["train_pairs"], counts["train_dropped_empty"]) == (28, 2)
+    assert (counts["train_pairs"], counts["train_dropped_empty"]) == (27, 3)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_pairs_with_an_empty_side_are_dropped_and_counted(pair, tmp_path):
         (b"", b"", "must hold at least one line, but is empty"),
         (b"a\nb\n", b"a\n", "must have as many lines as each other, but have 2 and 1"),
         (b"a\n", b"\xff\n", "must be UTF-8"),
-        (b"\n\n", b"a\nb\n", "every pair has an empty side"),
+        (b"\n\n", b"a\nb\n", "must have text on both sides, but none has"),
     ],
 )
 def test_unusable_text_is_refused_and_nothing_is_left(pair, tmp_path, source, target, message):
@@ -118,6 +118,16 @@ def test_no_corpus_and_damaged_corpus_are_told_apart(pair, tmp_path):
     with pytest.raises(UsageError, match="make one with `nmla prepare`"):
         Corpus.load(tmp_path)
     prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
-    (tmp_path / "corpus" / "train.source.tokens.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(DataError, match="damaged"):
+    tokens = tmp_path / "corpus" / "train.source.tokens.npy"
+    for damaged in (b"\x93NUMPY", b""):
+        tokens.write_bytes(damaged)
+        with pytest.raises(DataError, match="damaged"):
+            Corpus.load(tmp_path / "corpus")
+
+
+def test_corpus_of_another_version_is_refused(pair, tmp_path):
+    prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
+    manifest = tmp_path / "corpus" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+    with pytest.raises(DataError, match="its version must be 1, but is 99"):
         Corpus.load(tmp_path / "corpus")

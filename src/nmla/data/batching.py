@@ -25,7 +25,7 @@ def epoch_batches(costs: IntArray, max_cost: int, seed: int, epoch: int) -> list
     """All sentences once, as index arrays whose padded cost, longest times rows, is at most `max_cost`.
 
     Sentences of one cost stand together, so little is padding; which of them meet, and the order of the batches, is
-    drawn anew each epoch. A sentence that alone costs more still gets a batch of its own.
+    drawn anew each epoch. No sentence may cost more alone.
     """
     rng = np.random.default_rng((seed, epoch))
     order = rng.permutation(len(costs))

@@ -20,6 +20,7 @@ from nmla.text.lines import read_lines
 from nmla.text.tokenizer import Tokenizer
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.model"
+VERSION = 1  # of the layout; another is refused
 IntArray = npt.NDArray[np.int64]
 
 
@@ -70,7 +71,9 @@ class Corpus:
         if not (directory / MANIFEST).is_file():
             raise UsageError(f"{directory}: must be a corpus, but holds no {MANIFEST}; make one with `nmla prepare`")
         try:
-            json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+            version = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["version"]
+            if version != VERSION:
+                raise ValueError(f"its version must be {VERSION}, but is {version}")
             return cls(
                 Tokenizer.load(directory / TOKENIZER),
                 TokenStore.load(directory, "train.source"),
@@ -78,7 +81,7 @@ class Corpus:
                 read_lines(directory / "valid.source.txt"),
                 read_lines(directory / "valid.target.txt"),
             )
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{directory}: the corpus is damaged ({error}); make it anew with `nmla prepare`") from None
 
 

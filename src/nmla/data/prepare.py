@@ -3,46 +3,44 @@
 import json
 from pathlib import Path
 
-from nmla.data.corpus import MANIFEST, TOKENIZER, read_parallel, write_store
+from nmla.data.corpus import MANIFEST, TOKENIZER, VERSION, read_parallel, write_store
 from nmla.errors import DataError, UsageError
 from nmla.files import new_directory
 from nmla.progress import progress_bar
 from nmla.text.tokenizer import Tokenizer
 
-Pair = tuple[str, str]
-
 
 def prepare(*, train: tuple[Path, Path], valid: tuple[Path, Path], output: Path, vocab_size: int) -> dict[str, int]:
-    """Write a corpus to `output` and return its counts. Nothing is left behind if anything goes wrong."""
+    """Write a corpus to `output` and return its counts. Nothing is left behind if anything goes wrong.
+
+    A pair with a side that has no text is dropped and counted, judged by tokens: a zero-width space has none.
+    """
     if output.exists():
         raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")
-    train_pairs, train_dropped = _without_empty_sides(train)
-    valid_pairs, valid_dropped = _without_empty_sides(valid)
-    tokenizer = Tokenizer.learn((side for pair in train_pairs for side in pair), vocab_size)
-    counts = {
-        "train_pairs": len(train_pairs),
-        "train_dropped_empty": train_dropped,
-        "valid_pairs": len(valid_pairs),
-        "valid_dropped_empty": valid_dropped,
-        "vocab_size": tokenizer.vocab_size,
-    }
+    pairs = list(read_parallel(*train))
+    valid_pairs = list(read_parallel(*valid))
+    tokenizer = Tokenizer.learn((side for pair in pairs for side in pair if side), vocab_size)
     with new_directory(output) as directory, progress_bar() as bar:
+        encoded = (tuple(map(tokenizer.encode, pair)) for pair in bar.track(pairs, description="encoding"))
+        kept = [sides for sides in encoded if all(sides)]
+        valid_kept = [pair for pair in valid_pairs if all(map(tokenizer.encode, pair))]
+        for paths, left in ((train, kept), (valid, valid_kept)):
+            if not left:
+                raise DataError(
+                    f"{paths[0]} and {paths[1]}: at least one pair must have text on both sides, but none has"
+                )
         tokenizer.save(directory / TOKENIZER)
         for side, name in enumerate(("source", "target")):
-            encoding = bar.track(train_pairs, description=f"encoding {name}")
-            sentences = (tokenizer.encode(pair[side]) for pair in encoding)
-            write_store(directory, f"train.{name}", sentences, tokenizer.vocab_size)
-            text = "".join(f"{pair[side]}\n" for pair in valid_pairs)
+            write_store(directory, f"train.{name}", (sides[side] for sides in kept), tokenizer.vocab_size)
+            text = "".join(f"{pair[side]}\n" for pair in valid_kept)
             (directory / f"valid.{name}.txt").write_text(text, encoding="utf-8", newline="\n")
-        (directory / MANIFEST).write_text(json.dumps({"version": 1, **counts}, indent=2) + "\n", encoding="utf-8")
+        counts = {
+            "train_pairs": len(kept),
+            "train_dropped_empty": len(pairs) - len(kept),
+            "valid_pairs": len(valid_kept),
+            "valid_dropped_empty": len(valid_pairs) - len(valid_kept),
+            "vocab_size": tokenizer.vocab_size,
+        }
+        manifest = json.dumps({"version": VERSION, **counts}, indent=2) + "\n"
+        (directory / MANIFEST).write_text(manifest, encoding="utf-8")
     return counts
-
-
-def _without_empty_sides(paths: tuple[Path, Path]) -> tuple[list[Pair], int]:
-    pairs = list(read_parallel(*paths))
-    kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
-    if not kept:
-        raise DataError(
-            f"{paths[0]} and {paths[1]}: must hold at least one pair of text, but every pair has an empty side"
-        )
-    return kept, len(pairs) - len(kept)

@@ -11,7 +11,6 @@ from nmla.data.batching import pad
 from nmla.data.corpus import TOKENIZER
 from nmla.decoding.argmax import argmax_decode
 from nmla.models.ctc import CTCTransformer
-from nmla.models.layers import length_mask
 from nmla.models.pretrained import load_model
 from nmla.text.tokenizer import BLANK, EOS, Tokenizer
 
@@ -47,7 +46,7 @@ class Translator:
     def translate(self, text: str) -> str:
         return self.translate_batch([text])[0].text
 
-    def translate_batch(self, texts: Sequence[str], max_tokens: int = 8192) -> list[Translation]:
+    def translate_batch(self, texts: Sequence[str], max_tokens: int = 2048) -> list[Translation]:
         """Translate `texts`, at most `max_tokens` output positions at a time; results stand in the order of `texts`.
 
         A blank line comes back as it is. A line longer than the model can take is split between words, never cut.
@@ -93,13 +92,11 @@ class Translator:
         device = next(self.model.parameters()).device
         source, source_lengths = (tensor.to(device) for tensor in pad(sentences))
         logits, lengths = self.model(source, source_lengths)
-        log_probs = logits.float().log_softmax(-1)
-        entropy_BT = -(log_probs.exp() * log_probs).sum(-1)
-        entropy_B = (entropy_BT * length_mask(lengths, logits.shape[1])).sum(-1)
         outputs = argmax_decode(logits, lengths, blank=BLANK)
         return [
-            Translation(self.tokenizer.decode(ids), entropy, positions)
-            for ids, entropy, positions in zip(outputs, entropy_B.tolist(), lengths.tolist(), strict=True)
+            # Sentence by sentence: probabilities of the whole batch would double its memory.
+            Translation(self.tokenizer.decode(ids), float(torch.special.entr(row[:used].softmax(-1)).sum()), used)
+            for ids, row, used in zip(outputs, logits.float(), lengths.tolist(), strict=True)
         ]
 
 

@@ -26,10 +26,11 @@ def load_model(directory: Path) -> CTCTransformer:
         raise UsageError(f"{directory}: must be a model directory, but holds no {CONFIG}")
     try:
         config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        config.pop("model_type")
+        if (kind := config.pop("model_type")) != "ctc":
+            raise ValueError(f"model_type must be ctc, but is {kind}")
         model = CTCTransformer(vocab_size=config.pop("vocab_size"), config=ModelConfig(**config))
         model.load_state_dict(safetensors.torch.load_file(directory / WEIGHTS))
-    except (KeyError, TypeError, ValueError, OSError, RuntimeError, SafetensorError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{directory}: the model is damaged or of another version: {' '.join(str(error).split())}"
         ) from None

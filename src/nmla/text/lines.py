@@ -32,8 +32,8 @@ def read_lines(path: Path) -> list[str]:
 
 
 def require_file(path: Path) -> None:
-    """Refuse a path that is not a readable file, before any work is done on it."""
+    """Refuse a path that is not there or is a directory, before any work is done; a pipe is as good as a file."""
     if not path.exists():
         raise UsageError(f"{path}: must be a file, but does not exist")
-    if not path.is_file():
+    if path.is_dir():
         raise UsageError(f"{path}: must be a file, but is a directory")

@@ -52,7 +52,7 @@ class Tokenizer:
                 num_threads=1,  # the result must not depend on the machine
                 minloglevel=2,
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise _vocabulary_error(vocab_size, str(error)) from None
         return cls(model.getvalue())
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+from nmla.errors import UsageError
 from nmla.files import new_directory, write_text
+from nmla.progress import say
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Progress:
 
 
 def save_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write a checkpoint under its step, then remove the one before the last."""
+    """Write a checkpoint under its step; the one before it stays, should this one be damaged."""
     optimizer_state = {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()
@@ -34,26 +37,47 @@ def save_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Op
         safetensors.torch.save_file(optimizer_state, aside / "optimizer.safetensors")
         safetensors.torch.save_file({"torch": torch.get_rng_state()}, aside / "random.safetensors")
         write_text(aside / "progress.json", json.dumps(asdict(progress)))
-    for old in _checkpoints(directory)[:-2]:
+    for old in checkpoints(directory)[:-2]:
         shutil.rmtree(old)
 
 
 def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Bring model, optimizer and random numbers to the newest checkpoint, if there is one; say where the run stands."""
-    checkpoints = _checkpoints(directory)
-    if not checkpoints:
-        return Progress()
-    newest = checkpoints[-1]
-    model.load_state_dict(safetensors.torch.load_file(newest / "model.safetensors"))
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, value in safetensors.torch.load_file(newest / "optimizer.safetensors").items():
-        index, name = key.split(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    torch.set_rng_state(safetensors.torch.load_file(newest / "random.safetensors")["torch"])
-    return Progress(**json.loads((newest / "progress.json").read_text(encoding="utf-8")))
+    """Bring model, optimizer and random numbers to the newest sound checkpoint, if there is one.
+
+    Returns:
+        Where the run stands.
+    """
+    for path in reversed(checkpoints(directory)):
+        try:
+            weights, optimizer_tensors, random = (
+                safetensors.torch.load_file(path / f"{name}.safetensors") for name in ("model", "optimizer", "random")
+            )
+            progress = Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            say(f"{path}: the checkpoint is damaged ({error}); going on from the one before it")
+            continue
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError:
+            raise UsageError(
+                f"{path}: must fit the model, but was made with another vocabulary or size; choose another output"
+            ) from None
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in optimizer_tensors.items():
+            index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        torch.set_rng_state(random["torch"])
+        return progress
+    return Progress()
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def checkpoints(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first: an incomplete one never gets a name of digits alone."""
     return sorted(path for path in directory.glob("*") if path.name.isdigit())
+
+
+def remove_incomplete(directory: Path) -> None:
+    """Remove what a kill in the middle of a write left."""
+    for path in directory.glob(".*"):
+        shutil.rmtree(path)

@@ -1,5 +1,6 @@
 """The training loop: one for every model and every loss."""
 
+import hashlib
 import itertools
 import json
 import time
@@ -14,17 +15,23 @@ from lightning_fabric import Fabric
 
 from nmla.config import Recipe, TrainConfig, load_recipe, recipe_yaml
 from nmla.data.batching import Batch, collate, epoch_batches
-from nmla.data.corpus import TOKENIZER, Corpus, shortest_paths
+from nmla.data.corpus import TOKENIZER, Corpus, IntArray, shortest_paths
 from nmla.decoding.translator import Translator
-from nmla.errors import DataError, UsageError
+from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.score import mean_entropy, score
 from nmla.files import new_directory, write_text
 from nmla.models.ctc import CTCTransformer
 from nmla.models.layers import set_dropout
-from nmla.models.pretrained import load_model, save_model
+from nmla.models.pretrained import WEIGHTS, load_model, save_model
 from nmla.progress import progress_bar, say
-from nmla.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from nmla.training.objective import loss_sum, weight
+from nmla.training.checkpoint import (
+    Progress,
+    checkpoints,
+    load_checkpoint,
+    remove_incomplete,
+    save_checkpoint,
+)
+from nmla.training.objective import DIVERGED, loss_sum, weight
 from nmla.training.schedule import learning_rate
 
 LOG_EVERY = 10  # steps
@@ -44,7 +51,10 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
 
     `output` gets log.jsonl, checkpoints/, and at the end model/. Called again, it goes on from the last checkpoint.
     """
-    _claim(output, replace(recipe, train=stage, finetune=None))
+    own_recipe = replace(recipe, train=stage, finetune=None)
+    began_from = hashlib.sha256((start / WEIGHTS).read_bytes()).hexdigest() if start else "random weights"
+    _refuse_another_run(output, own_recipe, began_from)
+    usable = _usable(corpus, recipe, stage)
     fabric = Fabric(devices=1)
     torch.manual_seed(recipe.seed)
     model = load_model(start) if start else CTCTransformer(recipe.model, corpus.tokenizer.vocab_size)
@@ -57,10 +67,15 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
         weight_decay=stage.weight_decay,
         fused=True,
     )
+    remove_incomplete(output / "checkpoints")
     progress = load_checkpoint(output / "checkpoints", model, optimizer)
+    if progress.step > stage.steps:
+        raise UsageError(f"{output}: steps must be at least {progress.step}, which it has done, but is {stage.steps}")
+    write_text(output / "recipe.yaml", recipe_yaml(own_recipe))
+    write_text(output / "start.txt", f"{began_from}\n")
     network, optimizer = fabric.setup(model, optimizer)
     translator = Translator(model, corpus.tokenizer)
-    batches = _batches(corpus, recipe, stage, progress)
+    batches = _batches(corpus, usable, recipe, stage, progress)
     log = _Log(output / "log.jsonl", progress.step)
     began = time.perf_counter() - progress.seconds
     losses: list[float] = []
@@ -78,8 +93,10 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
                 part = loss_sum(network, batch.to(fabric.device), stage) / total
                 fabric.backward(part)
                 loss += part.item()
-            norm = fabric.clip_gradients(network, optimizer, max_norm=stage.clip_norm)
+            norm = fabric.clip_gradients(network, optimizer, max_norm=stage.clip_norm, error_if_nonfinite=False)
             assert norm is not None
+            if not norm.isfinite():
+                raise NmlaError(f"step {step}: the gradient must be finite, but its norm is {norm}; {DIVERGED}")
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss)
@@ -124,40 +141,60 @@ def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
     }
 
 
-def _batches(
-    corpus: Corpus, recipe: Recipe, stage: TrainConfig, progress: Progress
-) -> Iterator[tuple[Batch, Progress]]:
-    """Batches without end from where `progress` stands, each with where the run stands after it."""
-    positions = (corpus.train_source.lengths + 1) * recipe.model.upsample  # one more for EOS
-    usable = np.flatnonzero(shortest_paths(corpus.train_target) <= positions)
-    if len(usable) < len(positions):
-        say(f"{len(positions) - len(usable)} of {len(positions)} pairs are skipped: their targets need more positions")
+def _usable(corpus: Corpus, recipe: Recipe, stage: TrainConfig) -> IntArray:
+    """The pairs that can be trained on: the target fits into the output, and the output into a batch."""
+    positions = _positions(corpus, recipe)
+    targets = corpus.train_target
+    too_short = shortest_paths(targets) > positions
+    too_long = positions > stage.max_tokens
+    usable = np.flatnonzero(~too_short & ~too_long & (targets.lengths > 0))
     if not len(usable):
         raise DataError("at least one target must fit into upsample x source length positions, but none does")
+    if len(usable) < len(positions):
+        say(
+            f"{len(positions) - len(usable)} of {len(positions)} pairs are skipped: {too_short.sum()} targets need "
+            f"more positions, {too_long.sum()} outputs are longer than max_tokens"
+        )
+    return usable
+
+
+def _positions(corpus: Corpus, recipe: Recipe) -> IntArray:
+    """Output positions of each pair; a source has one token more than the corpus holds, EOS."""
+    return (corpus.train_source.lengths + 1) * recipe.model.upsample
+
+
+def _batches(
+    corpus: Corpus, usable: IntArray, recipe: Recipe, stage: TrainConfig, progress: Progress
+) -> Iterator[tuple[Batch, Progress]]:
+    """Batches without end from where `progress` stands, each with where the run stands after it."""
+    positions = _positions(corpus, recipe)[usable]
     for epoch in itertools.count(progress.epoch):
-        order = epoch_batches(positions[usable], stage.max_tokens, recipe.seed, epoch)
+        order = epoch_batches(positions, stage.max_tokens, recipe.seed, epoch)
         for i in range(progress.batch if epoch == progress.epoch else 0, len(order)):
             batch = collate(corpus.train_source, corpus.train_target, usable[order[i]])
             yield batch, Progress(epoch=epoch, batch=i + 1)
 
 
-def _claim(output: Path, recipe: Recipe) -> None:
-    """Note the recipe in `output`; refuse to go on with a run that other settings began.
+def _refuse_another_run(output: Path, recipe: Recipe, began_from: str) -> None:
+    """Refuse to go on with a run that other settings or other weights began.
 
-    More steps are no other run, nor is a run that was moved.
+    More steps are no other run, nor is a run that was moved, and one without a checkpoint is nothing to go on with.
     """
-    path = output / "recipe.yaml"
-    if path.exists():
-        was = load_recipe(path)
-        old, new = (_flat(asdict(r)) for r in (was, recipe))
-        changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in old | new if old.get(key) != new.get(key)]
-        changed = [change for change in changed if not change.startswith(("output ", "train.steps "))]
-        if changed:
-            raise UsageError(
-                f"{output}: a run must keep its settings, but {', '.join(changed)}; "
-                "choose another output, or remove this one"
-            )
-    write_text(path, recipe_yaml(recipe))
+    if not checkpoints(output / "checkpoints"):
+        return
+    old, new = (_flat(asdict(r)) for r in (load_recipe(output / "recipe.yaml"), recipe))
+    changed = [
+        f"{key} {old.get(key)} -> {new.get(key)}"
+        for key in old | new
+        if old.get(key) != new.get(key) and key not in ("output", "train.steps")
+    ]
+    if changed:
+        raise UsageError(
+            f"{output}: a run must keep its settings, but {', '.join(changed)}; "
+            "choose another output, or remove this one"
+        )
+    if (output / "start.txt").read_text(encoding="utf-8").strip() != began_from:
+        raise UsageError(f"{output}: began from other weights than there are now; remove it to train this stage anew")
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -171,8 +208,9 @@ class _Log:
     """JSON lines, one a record; when a run goes on, what came after its checkpoint is dropped and written again."""
 
     def __init__(self, path: Path, step: int) -> None:
-        kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        write_text(path, "".join(line for line in kept if json.loads(line)["step"] <= step))
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        kept = [line for line in text.split("\n")[:-1] if json.loads(line)["step"] <= step]  # a kill may cut the last
+        write_text(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, event: str, step: int, seconds: float, **values: float) -> None:
