@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from nmla.config import load_recipe, parse_recipe, recipe_yaml
 from nmla.errors import UsageError
 
+RECIPES = Path(__file__).parent.parent / "recipes"
 RECIPE = """
 data: {corpus: corpora/mine}
 output: runs/mine
@@ -22,6 +25,11 @@ def test_recipe_has_types_defaults_and_overrides():
 def test_texts_are_taken_as_typed():
     assert parse_recipe(RECIPE, ["output=007"]).output == "007"
     assert parse_recipe(RECIPE, ["data.corpus=12:30"]).data.corpus == "12:30"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_that_come_with_the_project_are_sound(path):
+    assert load_recipe(path).output == f"runs/{path.stem}"
 
 
 def test_yaml_of_a_recipe_reads_back_equal():
