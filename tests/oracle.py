@@ -1,6 +1,7 @@
 """The truth about small cases: every path is enumerated, collapsed and weighed. Differentiable, slow, and simple."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -123,6 +124,51 @@ def ngram_matching_loss(
         total = (expected_length(log_probs_TV, blank, collapse) - n + 1).clamp(min=0)
     loss = -2 * torch.stack(matched).sum() / (sum(reference.values()) + total)
     return loss if all(term.requires_grad for term in matched) else loss.detach()
+
+
+def combined_ngram_loss(
+    log_probs_TV: Tensor,
+    references: list[list[int]],
+    blank: int,
+    weights: dict[int, float],
+    mean: str,
+    collapse: str,
+) -> Tensor:
+    """The geometric mean is over the n of which there are n-grams to match, and 0 if one of them is."""
+    losses = {n: ngram_matching_loss(log_probs_TV, references, blank, n, collapse) for n in weights}
+    if mean == "arithmetic":
+        combined = torch.stack([weights[n] * loss for n, loss in losses.items()]).sum()
+    else:
+        losses = {n: loss for n, loss in losses.items() if reference_counts(references, n)}
+        if not losses or any(loss == 0 for loss in losses.values()):
+            return log_probs_TV[:0].sum()
+        share = sum(weights[n] for n in losses)
+        combined = -torch.stack([(-loss) ** (weights[n] / share) for n, loss in losses.items()]).prod()
+    return combined if all(loss.requires_grad for loss in losses.values()) else combined.detach()
+
+
+def best_choice(choices: list[Tensor], margin: float | None) -> Tensor:
+    """Minus the sum of log-probabilities, without those below the margin, of the choice that is likeliest: with the
+    fewest impossible ones and then the largest sum of the others."""
+
+    def likelihood(choice: Tensor) -> tuple[float, float]:
+        return -choice.isneginf().sum().item(), choice[choice.isfinite()].sum().item()
+
+    best = max(choices, key=likelihood)
+    return -(best if margin is None else best[best >= math.log(margin)]).sum()
+
+
+def oaxe_loss(log_probs_TV: Tensor, target: list[int], margin: float | None) -> Tensor:
+    orders = [torch.tensor(order, dtype=torch.long) for order in itertools.permutations(target)]
+    return best_choice([log_probs_TV[torch.arange(len(order)), order] for order in orders], margin)
+
+
+def bipartite_loss_with_margin(log_probs_TV: Tensor, target: list[int], blank: int, margin: float) -> Tensor:
+    paths, _ = paths_of(log_probs_TV, blank, "sctc")
+    orders = paths.paths_PT[paths.are_orders_of(target)]
+    if not len(orders):
+        return log_probs_TV.new_tensor(torch.inf)
+    return best_choice([log_probs_TV[torch.arange(len(order)), order] for order in orders], margin)
 
 
 def bipartite_loss(log_probs_TV: Tensor, target: list[int], blank: int) -> Tensor:

@@ -12,6 +12,7 @@ from nmla.losses import (
     bag_of_ngrams_loss,
     best_alignment,
     bipartite_loss,
+    collapse_path,
     combined_ngram_loss,
     cross_entropy_loss,
     ctc_loss,
@@ -111,6 +112,12 @@ def test_gradcheck_of_expectations():
             )
 
 
+def test_gradcheck_of_length():
+    log_probs = leaf(torch.randn(3, 256, dtype=torch.float64).log_softmax(-1))
+    lengths = torch.tensor([3, 0, 400]), torch.tensor([5, 7, 1])
+    assert torch.autograd.gradcheck(lambda x: length_loss(x, *lengths), log_probs)
+
+
 @every_loss
 def test_garbage_in_the_padding_changes_nothing(name):
     case = case_for(name)
@@ -205,11 +212,10 @@ def test_half_precision_and_autocast(name, dtype):
     torch.testing.assert_close(half_grad.float(), grad, rtol=1e-2, atol=1e-3)
 
 
-@every_differentiable_loss
+# A matrix product makes no infinite logits.
+@pytest.mark.parametrize("name", [name for name in WITH_GRADIENT if name != "fused"])
 @pytest.mark.parametrize("sure_of", ["blank", "word", "anything", "anything but blank"])
 def test_finite_where_probabilities_are_0_or_1(name, sure_of):
-    if name == "fused":
-        pytest.skip("a matrix product makes no infinite logits")
     for seed in range(10):
         case = case_for(name, seed)
         shape = case.logits.shape
@@ -228,6 +234,30 @@ def test_finite_where_probabilities_are_0_or_1(name, sure_of):
         assert grads.isfinite().all()
         if name not in ("cross entropy", "smoothed"):  # whose gradient for log-probabilities is a constant
             assert not grads[losses.isinf()].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "none_of"),
+    [(name, size) for name in EVERY for size in ("sentences", "positions", "tokens", "positions and tokens")]
+    + [(name, "references") for name in NGRAM],
+)
+def test_sizes_of_zero(name, none_of):
+    batch = 0 if none_of == "sentences" else 2
+    positions = 0 if "positions" in none_of else 4
+    longest = 0 if "tokens" in none_of else 3
+    shape = (batch, 0) if none_of == "references" else (batch,)
+    input_lengths, target_lengths = torch.full((batch,), positions), torch.full(shape, longest)
+    if name in FIXED_LENGTH:
+        input_lengths, target_lengths = (torch.full((batch,), min(positions, longest)) for _ in range(2))
+    logits = torch.randn(batch, positions, 5, dtype=torch.float64)
+    case = Case(logits, torch.ones(*shape, longest, dtype=torch.long), input_lengths, target_lengths, 0)
+    losses, grads = value_and_gradient(name, case.log_probs, case)
+    assert losses.shape == (batch,)
+    assert not losses.isnan().any()
+    assert grads.isfinite().all()
+    if name in NGRAM and none_of in ("tokens", "references"):
+        assert not losses.any()
+        assert not grads.any()
 
 
 def one_hot_log_probs(*paths: list[int], vocabulary: int = 6) -> Tensor:
@@ -275,6 +305,14 @@ def test_geometric_mean_leaves_out_what_the_references_lack():
 
 
 LOG_PROBS = torch.zeros(2, 4, 5).log_softmax(-1)
+
+
+def shifted(sentence: int, position: int, by: float) -> Tensor:
+    log_probs = LOG_PROBS.clone()
+    log_probs[sentence, position] += by
+    return log_probs
+
+
 TARGETS, INPUT_LENGTHS, TARGET_LENGTHS = torch.ones(2, 3, dtype=torch.long), torch.tensor([4, 4]), torch.tensor([2, 3])
 GOOD = {
     "log_probs": LOG_PROBS,
@@ -291,13 +329,21 @@ GOOD = {
         ({"log_probs": LOG_PROBS[0]}, r"log_probs must be floating point \(B, T, V\), but is torch.float32 \(4, 5\)"),
         ({"log_probs": torch.zeros(2, 4, 5)}, r"must be normalised .* sentence 0, position 0 sum to 5"),
         ({"log_probs": torch.full((2, 4, 5), torch.nan)}, r"must be normalised"),
+        ({"log_probs": shifted(1, 1, 2.0)}, r"must be normalised .* sentence 1, position 1 sum to 7.38906"),
+        ({"log_probs": shifted(1, 3, 2.0)}, r"must be normalised .* sentence 1, position 3 sum to 7.38906"),
+        ({"log_probs": shifted(0, 3, torch.nan)}, r"must be normalised .* sentence 0, position 3 sum to nan"),
         ({"targets": TARGETS[0]}, r"targets must be .*, but is torch.int64 \(3,\)"),
         ({"targets": TARGETS.float()}, r"targets must be integers .*, but is torch.float32"),
+        ({"targets": TARGETS.cfloat()}, r"targets must be integers .*, but is torch.complex64"),
+        ({"targets": TARGETS.bool()}, r"targets must be integers .*, but is torch.bool"),
         ({"targets": TARGETS + 4}, r"targets must be in 0..4, but is 0..5"),
         ({"targets": TARGETS - 2}, r"targets must be in 0..4, but is -1..0"),
         ({"targets": TARGETS - 1}, r"targets must not hold the blank, but 0 is among them"),
         ({"input_lengths": torch.tensor([4, 5])}, r"input_lengths must be in 0..4, but is 4..5"),
         ({"input_lengths": torch.tensor([4])}, r"input_lengths must be integers \(2,\), but is torch.int64 \(1,\)"),
+        ({"input_lengths": INPUT_LENGTHS.bool()}, r"input_lengths must be integers \(2,\), but is torch.bool \(2,\)"),
+        ({"input_lengths": INPUT_LENGTHS.cfloat()}, r"input_lengths must be integers .*, but is torch.complex64"),
+        ({"target_lengths": TARGET_LENGTHS.bool()}, r"target_lengths must be integers .*, but is torch.bool"),
         ({"target_lengths": torch.tensor([4, 1])}, r"target_lengths must be in 0..3, but is 1..4"),
         ({"target_lengths": torch.tensor([-1, 1])}, r"target_lengths must be in 0..3, but is -1..1"),
         ({"target_lengths": torch.tensor([1.0, 1.0])}, r"target_lengths must be integers"),
@@ -305,9 +351,15 @@ GOOD = {
         ({"n": 0}, r"n must be at least 1, but is 0"),
         ({"collapse": "rnnt"}, r'collapse must be "ctc" or "sctc", but is \'rnnt\''),
         ({"weights": {1: 0.7}}, r"weights must be positive and sum to 1"),
+        ({"weights": {1: torch.nan}}, r"weights must be positive and sum to 1"),
+        ({"weights": {1: 0.5, 2: torch.nan}}, r"weights must be positive and sum to 1"),
+        ({"weights": {}}, r"weights must be positive and sum to 1"),
         ({"mean": "harmonic"}, r'mean must be "arithmetic" or "geometric"'),
         ({"margin": 2.0}, r"margin must be a probability"),
+        ({"margin": torch.nan}, r"margin must be a probability"),
         ({"delta": 0.0}, r"delta must be positive"),
+        ({"delta": torch.nan}, r"delta must be positive"),
+        ({"delta": torch.inf}, r"delta must be positive and finite"),
     ],
 )
 def test_errors_say_what_must_hold(change, message):
@@ -332,7 +384,21 @@ def test_errors_say_what_must_hold(change, message):
             fused_ngram_matching_loss(logits, torch.eye(5), None, *rest[:3], **options)
 
 
+def test_rounded_log_probs_are_normalised_enough():
+    """Through bfloat16 and back those of a large vocabulary sum to 1.0125."""
+    log_probs = torch.zeros(2, 4, 50257, dtype=torch.bfloat16).log_softmax(-1).float()
+    assert log_probs[0, 0].double().exp().sum() > 1.01
+    assert sctc_loss(log_probs, TARGETS, INPUT_LENGTHS, TARGET_LENGTHS, blank=0).isfinite().all()
+
+
 def test_errors_of_the_others():
+    with pytest.raises(ValueError, match=r"path must be \(T,\), one path at a time, but is \(2, 3\)"):
+        collapse_path(TARGETS, blank=0)
+    with pytest.raises(ValueError, match=r"ngrams must be integers \(2, G, n\), but is torch.bool \(2, 3, 1\)"):
+        expected_ngram_counts(LOG_PROBS, TARGETS[..., None].bool(), INPUT_LENGTHS, blank=0)
+    for expectation in (expected_length, partial(expected_ngram_total, n=2)):
+        with pytest.raises(ValueError, match=r"must be normalised .* sentence 1, position 3"):
+            expectation(shifted(1, 3, 2.0), INPUT_LENGTHS, blank=0)
     with pytest.raises(ValueError, match=r"targets must be integers \(2, L\), but is torch.int64 \(2, 1, 3\)"):
         ctc_loss(LOG_PROBS, TARGETS[:, None], INPUT_LENGTHS, TARGET_LENGTHS[:, None], blank=0)
     with pytest.raises(ValueError, match="sentence 0 has 4 positions and 2 tokens"):

@@ -5,6 +5,7 @@ import torch
 
 from cases import leaf, random_case
 from nmla.losses import fused_ngram_matching_loss, ngram_matching_loss, ngram_matching_loss_with_logits
+from nmla.losses.sweep import Sweep
 
 cases = pytest.mark.parametrize(
     ("collapse", "n", "references", "exact_total"),
@@ -47,7 +48,7 @@ def test_from_hidden(collapse, n, references, exact_total, monkeypatch):
             assert not ours[0][padding.expand_as(ours[0])].any()
 
 
-def test_from_hidden_without_bias_or_gradient():
+def test_from_hidden_without_bias():
     case = larger_case(0, None)
     hidden, weight = torch.randn(7, 24, 6), leaf(torch.randn(40, 6))
     losses = fused_ngram_matching_loss(hidden, weight, None, *case.arguments, blank=case.blank)
@@ -56,8 +57,50 @@ def test_from_hidden_without_bias_or_gradient():
     torch.testing.assert_close(losses, expected)
     (grad,) = torch.autograd.grad(expected.sum(), weight)
     torch.testing.assert_close(weight.grad, grad)
-    with torch.no_grad():
-        assert not fused_ngram_matching_loss(hidden, weight, None, *case.arguments, blank=case.blank).requires_grad
+
+
+def unfused(hidden, weight, bias, *arguments, **options):
+    return ngram_matching_loss_with_logits(torch.nn.functional.linear(hidden, weight, bias), *arguments, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_loses_no_more_than_the_unfused_head(dtype):
+    """With the loss scaled, as in float16 it must be: unscaled, most of the logits' gradient is too small for it."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 60, 16), (2000, 16), (2000,)]
+    tensors = [(torch.randn(shape, generator=generator) / 4).to(dtype) for shape in shapes]
+    arguments = torch.randint(1, 2000, (4, 20), generator=generator), torch.full((4,), 60), torch.full((4,), 20)
+
+    def gradients(loss, dtype, scale):
+        inputs = [leaf(tensor.to(dtype)) for tensor in tensors]
+        scaled = scale * loss(*inputs, *arguments, blank=0).mean()
+        return [grad.double() / scale for grad in torch.autograd.grad(scaled, inputs)]
+
+    truth = gradients(unfused, torch.float64, 1)
+    ours, theirs = (gradients(loss, dtype, 65536) for loss in (fused_ngram_matching_loss, unfused))
+    for true, our, their in zip(truth, ours, theirs, strict=True):
+        assert (our - true).norm() <= 1.3 * (their - true).norm()
+        assert (our - true).norm() <= 0.02 * true.norm()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_made_where_none_is_recorded(mode, monkeypatch):
+    case = larger_case(0, None)
+    hidden, weight, bias = torch.randn(7, 24, 6), leaf(torch.randn(40, 6)), leaf(torch.randn(40))
+    logits = leaf(hidden @ weight.t() + bias)
+    expected = ngram_matching_loss_with_logits(logits, *case.arguments, blank=case.blank).detach()
+
+    def loss(self, *, derivatives, original=Sweep.loss):
+        assert not derivatives
+        return original(self, derivatives=derivatives)
+
+    monkeypatch.setattr(Sweep, "loss", loss)
+    with mode():
+        from_logits = ngram_matching_loss_with_logits(logits, *case.arguments, blank=case.blank)
+        from_hidden = fused_ngram_matching_loss(hidden * 1, weight, bias, *case.arguments, blank=case.blank)
+        for losses in (from_logits, from_hidden):
+            assert not losses.requires_grad
+            torch.testing.assert_close(losses, expected)
 
 
 @cases

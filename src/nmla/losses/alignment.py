@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import (
-    check_blank,
-    check_normalised,
-    check_scores,
-    check_targets,
-    full_precision,
-    full_type,
-    in_use,
-)
+from .inputs import check_arguments, full_precision, full_type, in_use
 
 
 def ctc_loss(
@@ -150,12 +142,10 @@ def _lattice(
     collapse: str,
 ) -> _Lattice:
     check_collapse(collapse)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    batch, positions, vocabulary = log_probs.shape
-    check_blank(blank, vocabulary)
-    check_normalised(log_probs, input_lengths)
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
-
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=blank
+    )
+    batch, positions, _ = log_probs.shape
     states = 2 * targets.shape[1] + 1
     tokens_BS = targets.new_full((batch, states), blank)
     tokens_BS[:, 1::2] = targets

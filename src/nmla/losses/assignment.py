@@ -4,17 +4,7 @@ import torch
 from torch import Tensor
 
 from .cross_entropy import check_equal_lengths
-from .inputs import (
-    check_blank,
-    check_normalised,
-    check_scores,
-    check_targets,
-    full_precision,
-    in_use,
-)
-
-# Stands for the log-probability of the impossible while assigning, finite so that costs can be subtracted.
-_IMPOSSIBLE = -1e6
+from .inputs import check_arguments, full_precision, in_use
 
 
 def bipartite_loss(
@@ -43,8 +33,9 @@ def bipartite_loss(
         margin: leave out of the sum the terms whose probability is below it (the official code's is 0.036).
 
     Returns:
-        ``(B,)`` losses in [0, inf]; +inf, with gradient 0, where there are more tokens than positions or the
-        probability is zero. The empty target is the path of blanks.
+        ``(B,)`` losses in [0, inf]; +inf, with gradient 0, where there are more tokens than positions or, without a
+        margin, the probability is zero: a margin leaves out impossible terms like others below it, and the path is then
+        one with as few of them as can be. The empty target is the path of blanks.
 
     Example:
         >>> log_probs = torch.tensor([[[0.1, 0.2, 0.7], [0.1, 0.8, 0.1], [0.6, 0.2, 0.2]]]).log()
@@ -53,15 +44,14 @@ def bipartite_loss(
         tensor([0.3360])
     """
     _check_margin(margin)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    batch, positions, vocabulary = log_probs.shape
-    check_blank(blank, vocabulary)
-    check_normalised(log_probs, input_lengths)
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=blank
+    )
     enough_B = target_lengths <= input_lengths
-    path_BT = torch.full((batch, positions), blank, device=log_probs.device)
-    gain_BTL = _log_probs_of(log_probs, targets) - _log_probs_of(log_probs, path_BT[:, :1])
-    _assign(path_BT, gain_BTL, targets, input_lengths, target_lengths * enough_B)
+    path_BT = torch.full(log_probs.shape[:2], blank, device=log_probs.device)
+    with_blank_BL = torch.nn.functional.pad(targets, (1, 0), value=blank)
+    log_p_BTL = _log_probs_of(log_probs, with_blank_BL, input_lengths)
+    _assign(path_BT, log_p_BTL[..., 1:] - log_p_BTL[..., :1], targets, input_lengths, target_lengths * enough_B)
     return _path_loss(log_probs, path_BT, input_lengths, margin).masked_fill(~enough_B, torch.inf)
 
 
@@ -85,7 +75,9 @@ def oaxe_loss(
         margin: leave out of the sum the terms whose probability is below it; None keeps all.
 
     Returns:
-        ``(B,)`` losses in [0, inf]; 0 for an empty target; +inf, with gradient 0, where every order is impossible.
+        ``(B,)`` losses in [0, inf]; 0 for an empty target. Where every order is impossible, +inf, with gradient 0,
+        without a margin; a margin leaves out impossible terms like others below it, and the order is then one with as
+        few of them as can be.
 
     Example:
         >>> log_probs = torch.tensor([[[0.1, 0.9], [0.7, 0.3]]]).log()
@@ -95,7 +87,7 @@ def oaxe_loss(
     _check_margin(margin)
     targets, lengths = check_equal_lengths(log_probs, targets, input_lengths, target_lengths)
     path_BT = torch.zeros(log_probs.shape[:2], dtype=torch.long, device=log_probs.device)
-    _assign(path_BT, _log_probs_of(log_probs, targets), targets, lengths, lengths)
+    _assign(path_BT, _log_probs_of(log_probs, targets, lengths), targets, lengths, lengths)
     return _path_loss(log_probs, path_BT, lengths, margin)
 
 
@@ -104,10 +96,19 @@ def _check_margin(margin: float | None) -> None:
         raise ValueError(f"margin must be a probability in 0..1 or None, but is {margin}")
 
 
-def _log_probs_of(log_probs: Tensor, tokens_BL: Tensor) -> Tensor:
-    """``(B, T, L)`` log-probability of each token at each position, finite, without gradient."""
-    ids_BTL = tokens_BL.unsqueeze(1).expand(-1, log_probs.shape[1], -1)
-    return log_probs.detach().gather(2, ids_BTL).double().clamp(min=_IMPOSSIBLE)
+def _log_probs_of(log_probs: Tensor, tokens_BL: Tensor, input_lengths: Tensor) -> Tensor:
+    """``(B, T, L)`` log-probability of each token at each position, without gradient; finite, so that it can be
+    subtracted: what is impossible gets less than any path without it."""
+    positions = log_probs.shape[1]
+    ids_BTL = tokens_BL.unsqueeze(1).expand(-1, positions, -1)
+    log_p_BTL = log_probs.detach().gather(2, ids_BTL).double()
+    padding_BT1 = ~in_use(input_lengths, positions).unsqueeze(-1)
+    log_p_BTL = log_p_BTL.masked_fill(padding_BT1, 0.0)
+    impossible_BTL = log_p_BTL.isneginf()
+    possible_BK = log_p_BTL.masked_fill(impossible_BTL, 0.0).flatten(1)
+    lowest_B = torch.nn.functional.pad(possible_BK, (0, 1)).amin(1)
+    too_low_B = 2 * input_lengths * (lowest_B - 1)
+    return torch.where(impossible_BTL, too_low_B[:, None, None], log_p_BTL)
 
 
 def _assign(path_BT: Tensor, gain_BTL: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor) -> None:

@@ -3,14 +3,7 @@
 import torch
 from torch import Tensor
 
-from .inputs import (
-    check_blank,
-    check_normalised,
-    check_scores,
-    check_targets,
-    full_precision,
-    in_use,
-)
+from .inputs import check_arguments, full_precision, in_use
 
 
 def axe_loss(
@@ -39,7 +32,7 @@ def axe_loss(
         input_lengths: ``(B,)`` positions in use, each in ``0..T``.
         target_lengths: ``(B,)``, each in ``0..L``.
         blank: the id of the blank, the paper's special token for "nothing".
-        delta: the cost of a token without a position, relative to one with; positive.
+        delta: the cost of a token without a position, relative to one with; positive and finite.
 
     Returns:
         ``(B,)`` losses in [0, inf]; +inf, with gradient 0, where each alignment has probability zero or no position is
@@ -51,13 +44,12 @@ def axe_loss(
         >>> axe_loss(log_probs, torch.tensor([[2]]), *lengths, blank=0).neg().exp()   # .8 * .7
         tensor([0.5600])
     """
-    if delta <= 0:
-        raise ValueError(f"delta must be positive, but is {delta}")
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    batch, positions, vocabulary = log_probs.shape
-    check_blank(blank, vocabulary)
-    check_normalised(log_probs, input_lengths)
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank)
+    if not 0 < delta < float("inf"):
+        raise ValueError(f"delta must be positive and finite, but is {delta}")
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=blank
+    )
+    batch, positions, _ = log_probs.shape
 
     # Costs by (token i, position j), counted from 1; infinite at 0, in the padding, and one position past the end.
     padding_B1T = ~in_use(input_lengths, positions).unsqueeze(1)

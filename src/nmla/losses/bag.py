@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .inputs import check_normalised, check_scores, check_targets, full_precision, in_use
+from .inputs import check_arguments, full_precision, in_use
 from .length import check_n
 from .matching import matched_ngrams
 from .ngram import reference_ngrams
@@ -36,10 +36,10 @@ def bag_of_ngrams_loss(
         tensor([0.5000])
     """
     check_n(n)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    check_normalised(log_probs, input_lengths)
-    batch, positions, vocabulary = log_probs.shape
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=None, several=True)
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=None, several=True
+    )
+    batch, positions, _ = log_probs.shape
     log_probs = full_precision(log_probs)
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
 

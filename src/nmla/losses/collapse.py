@@ -32,6 +32,8 @@ def collapse_path(path: Sequence[int] | Tensor, *, blank: int, collapse: str = "
         [5, 5, 5, 7]
     """
     check_collapse(collapse)
+    if isinstance(path, Tensor) and path.dim() != 1:
+        raise ValueError(f"path must be (T,), one path at a time, but is {tuple(path.shape)}")
     tokens = path.tolist() if isinstance(path, Tensor) else list(path)
     if collapse == "ctc":
         tokens = [token for before, token in zip([None, *tokens], tokens, strict=False) if token != before]

@@ -3,14 +3,7 @@
 import torch
 from torch import Tensor
 
-from .inputs import (
-    check_lengths,
-    check_normalised,
-    check_scores,
-    check_targets,
-    full_precision,
-    in_use,
-)
+from .inputs import check_arguments, check_lengths, check_normalised, full_precision, in_use
 
 LENGTH_CLASSES = 256
 
@@ -59,17 +52,16 @@ def check_equal_lengths(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The checks of a model that writes one token a position: the targets, at most T wide, and the common lengths."""
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    check_normalised(log_probs, input_lengths)
-    _, positions, vocabulary = log_probs.shape
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=None)
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=None
+    )
     if (input_lengths != target_lengths).any():
         b = int((input_lengths != target_lengths).nonzero()[0])
         raise ValueError(
             "input_lengths must equal target_lengths, one position a token, "
             f"but sentence {b} has {input_lengths[b]} positions and {target_lengths[b]} tokens"
         )
-    return targets[:, :positions], input_lengths
+    return targets[:, : log_probs.shape[1]], input_lengths
 
 
 def length_loss(log_probs: Tensor, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def ngram_matching_loss_with_logits(
     problem = checked_problem(
         logits, logits.shape[-1], targets, input_lengths, target_lengths, blank, n, collapse, exact_total
     )
-    loss_B: Tensor = _FromLogits.apply(logits, problem)
+    loss_B: Tensor = _FromLogits.apply(*_to_differentiate(logits), problem)
     return loss_B
 
 
@@ -71,7 +71,8 @@ def fused_ngram_matching_loss(
 
     The ``(B, T, V)`` logits never exist, so memory does not grow with the batch but by the states' own gradient.
     Gradients are made along with the loss, as if all sentences were to weigh the same (a sum or a mean); when they turn
-    out not to, they are made again, which doubles the time.
+    out not to, they are made again, which doubles the time. In float16 they are made backwards only, where the scale of
+    the loss that keeps them from becoming 0 is known, at the price of making the logits twice.
 
     Args:
         hidden: ``(B, T, D)`` decoder states.
@@ -98,8 +99,15 @@ def fused_ngram_matching_loss(
     problem = checked_problem(
         hidden, vocabulary, targets, input_lengths, target_lengths, blank, n, collapse, exact_total
     )
-    loss_B: Tensor = _FromHidden.apply(hidden, weight, bias, problem)
+    loss_B: Tensor = _FromHidden.apply(*_to_differentiate(hidden, weight, bias), problem)
     return loss_B
+
+
+def _to_differentiate(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors, cut off where no gradient is recorded: ``needs_input_grad`` knows nothing of ``torch.no_grad``."""
+    if torch.is_grad_enabled():
+        return tensors
+    return tuple(None if tensor is None else tensor.detach() for tensor in tensors)
 
 
 class _FromLogits(torch.autograd.Function):
@@ -167,7 +175,10 @@ class _FromHidden(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem) -> Tensor:
         loss_B = problem.reference_BG.new_empty(hidden.shape[0])
         alike_B = torch.ones_like(loss_B)
-        ctx.gradients = _sweep_head(hidden, weight, bias, problem, loss_B, alike_B, ctx.needs_input_grad)
+        in_float16 = any(tensor is not None and tensor.dtype == torch.float16 for tensor in (hidden, weight, bias))
+        wanted = (False, False, False) if in_float16 else ctx.needs_input_grad
+        gradients = _sweep_head(hidden, weight, bias, problem, loss_B, alike_B, wanted)
+        ctx.gradients = None if in_float16 else gradients
         ctx.save_for_backward(hidden, weight, bias)
         ctx.problem = problem
         return loss_B
@@ -180,7 +191,7 @@ class _FromHidden(torch.autograd.Function):
         if gradients is not None and (grad_B == grad_B[:1]).all():
             for grad in gradients:
                 if grad is not None:
-                    grad *= grad_B[0]
+                    grad *= grad_B[:1].sum()  # of none: 0
         else:
             loss_B = torch.empty_like(grad_B)
             hidden, weight, bias = ctx.saved_tensors

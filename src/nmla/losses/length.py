@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import check_blank, check_normalised, check_scores, full_precision, in_use
+from .inputs import check_log_probs, full_precision, in_use
 
 
 def expected_length(log_probs: Tensor, input_lengths: Tensor, *, blank: int, collapse: str = "ctc") -> Tensor:
@@ -31,7 +31,8 @@ def expected_length(log_probs: Tensor, input_lengths: Tensor, *, blank: int, col
         ...     half, torch.tensor([2]), blank=0, collapse="sctc")
         (tensor([0.7500]), tensor([1.]))
     """
-    input_lengths = _check(log_probs, input_lengths, blank, collapse)
+    check_collapse(collapse)
+    input_lengths = check_log_probs(log_probs, input_lengths, blank)
     return length_from_probs(word_probs(log_probs, input_lengths, blank), collapse)
 
 
@@ -64,7 +65,8 @@ def expected_ngram_total(
         tensor([-0.2500])
     """
     check_n(n)
-    input_lengths = _check(log_probs, input_lengths, blank, collapse)
+    check_collapse(collapse)
+    input_lengths = check_log_probs(log_probs, input_lengths, blank)
     return total_from_log_probs(log_probs, input_lengths, n, blank, collapse, exact)
 
 
@@ -85,16 +87,8 @@ def total_from_log_probs(
 
 
 def check_n(n: int) -> None:
-    if n < 1:
+    if not n >= 1:
         raise ValueError(f"n must be at least 1, but is {n}")
-
-
-def _check(log_probs: Tensor, input_lengths: Tensor, blank: int, collapse: str) -> Tensor:
-    check_collapse(collapse)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    check_blank(blank, log_probs.shape[-1])
-    check_normalised(log_probs, input_lengths)
-    return input_lengths
 
 
 def word_probs(log_probs: Tensor, input_lengths: Tensor, blank: int) -> Tensor:

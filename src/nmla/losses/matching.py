@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import check_blank, check_normalised, check_scores, check_targets, full_precision
+from .inputs import check_arguments, full_precision
 from .length import check_n, total_from_log_probs
 from .ngram import counts_from_log_probs, reference_ngrams
 
@@ -58,11 +58,9 @@ def ngram_matching_loss(
     """
     check_collapse(collapse)
     check_n(n)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
-    vocabulary = log_probs.shape[-1]
-    check_blank(blank, vocabulary)
-    check_normalised(log_probs, input_lengths)
-    targets, target_lengths = check_targets(targets, target_lengths, log_probs, vocabulary, blank=blank, several=True)
+    targets, input_lengths, target_lengths = check_arguments(
+        log_probs, targets, input_lengths, target_lengths, blank=blank, several=True
+    )
     log_probs = full_precision(log_probs)
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
     counts_BG = counts_from_log_probs(log_probs, ngrams_BGn, input_lengths, blank, collapse)
@@ -111,7 +109,7 @@ def combined_ngram_loss(
     """
     if mean not in ("arithmetic", "geometric"):
         raise ValueError(f'mean must be "arithmetic" or "geometric", but is {mean!r}')
-    if not weights or min(weights.values()) <= 0 or abs(sum(weights.values()) - 1) > 1e-6:
+    if not (all(weight > 0 for weight in weights.values()) and abs(sum(weights.values()) - 1) <= 1e-6):
         raise ValueError(f"weights must be positive and sum to 1, but are {dict(weights)}")
     options = {"blank": blank, "collapse": collapse, "exact_total": exact_total}
     losses_B = [
@@ -122,8 +120,8 @@ def combined_ngram_loss(
     weights_N1 = scores_NB.new_tensor(list(weights.values())).unsqueeze(-1)
     if mean == "arithmetic":
         return -(weights_N1 * scores_NB).sum(0)
-    longest_B = (target_lengths if target_lengths.dim() == 1 else target_lengths.amax(1)).to(scores_NB.device)
-    counted_NB = longest_B >= torch.tensor(list(weights), device=scores_NB.device).unsqueeze(-1)
+    lengths_BR = (target_lengths if target_lengths.dim() == 2 else target_lengths.unsqueeze(1)).to(scores_NB.device)
+    counted_NB = (lengths_BR >= torch.tensor(list(weights), device=scores_NB.device)[:, None, None]).any(-1)
     positive_NB = counted_NB & (scores_NB >= torch.finfo(scores_NB.dtype).tiny)
     zero_B = (counted_NB & ~positive_NB).any(0) | ~counted_NB.any(0)
     weight_B = torch.where(zero_B, 1.0, (weights_N1 * counted_NB).sum(0))

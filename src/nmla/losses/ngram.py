@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import (
-    check_blank,
-    check_normalised,
-    check_scores,
-    check_tokens,
-    full_precision,
-    in_use,
-)
+from .inputs import check_log_probs, check_tokens, full_precision, in_use, is_integer
 
 
 def expected_ngram_counts(
@@ -42,11 +35,9 @@ def expected_ngram_counts(
         tensor([[0.7500]])
     """
     check_collapse(collapse)
-    input_lengths = check_scores("log_probs", log_probs, input_lengths)
+    input_lengths = check_log_probs(log_probs, input_lengths, blank)
     batch, _, vocabulary = log_probs.shape
-    check_blank(blank, vocabulary)
-    check_normalised(log_probs, input_lengths)
-    if ngrams.dim() != 3 or ngrams.shape[0] != batch or ngrams.shape[2] < 1 or ngrams.is_floating_point():
+    if ngrams.dim() != 3 or ngrams.shape[0] != batch or ngrams.shape[2] < 1 or not is_integer(ngrams):
         raise ValueError(f"ngrams must be integers ({batch}, G, n), but is {ngrams.dtype} {tuple(ngrams.shape)}")
     ngrams = ngrams.to(log_probs.device, torch.long)
     ngrams = check_tokens("ngrams", ngrams, torch.ones_like(ngrams, dtype=torch.bool), vocabulary, blank)
