@@ -142,14 +142,18 @@ def _curves(output: Path) -> str:
     start = logs["ctc"][-1]["step"]
 
     def lines(event: str, value: str, *systems: str) -> dict[str, list[tuple[float, float]]]:
-        return {
-            NAMES[system]: [
+        drawn = {
+            system: [
                 (record["step"] + (system != "ctc") * start, record[value])
                 for record in logs[system]
                 if record["event"] == event and (value != "loss" or record[value] < STEEP)
             ]
             for system in systems
         }
+        for system in drawn:
+            if event == "valid" and system != "ctc":  # both arms begin with what CTC has reached
+                drawn[system] = drawn["ctc"][-1:] + drawn[system]
+        return {NAMES[system]: line for system, line in drawn.items()}
 
     return curves(
         {

@@ -6,13 +6,15 @@ from html import escape
 
 COLOURS = ("#8a8f98", "#d9822b", "#2166ac")
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; overflow-wrap: anywhere; }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
+@media (max-width: 50rem) { .wide svg { max-width: none; } }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
 """
 Points = Sequence[tuple[float, float]]
@@ -55,7 +57,7 @@ def curves(panels: Mapping[str, Mapping[str, Points]], unit: str) -> str:
     for i, (title, series) in enumerate(panels.items()):
         parts.append(_panel(title, series, colour, unit, x_high, i * (width + gap) + gap, 56, width, height))
     total = len(panels) * (width + gap) + gap // 2
-    return _svg(total, height + 100, "".join(parts), ", ".join(panels))
+    return _svg(total, height + 84, "".join(parts), ", ".join(panels))
 
 
 def _panel(
