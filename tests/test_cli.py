@@ -168,10 +168,17 @@ def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
     assert done.stdout.decode().startswith("train_pairs\t100\n")
 
 
-def test_no_command_is_a_usage_error(desk):
-    done = nmla(cwd=desk)
-    assert done.returncode == 2
-    assert b"COMMAND" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nmla: the following arguments are required: COMMAND; see nmla --help"),
+        (("translate",), "nmla translate: the following arguments are required: --model; see nmla translate --help"),
+        ((*PREPARE, "--output", "new", "--vocab-size", "x"), "argument --vocab-size: invalid int value: 'x'"),
+        (("trian",), "invalid choice: 'trian'"),
+    ],
+)
+def test_wrong_command_line_is_one_line_too(desk, arguments, message):
+    assert message in complaint(nmla(*arguments, cwd=desk), 2)
 
 
 def test_reader_that_stops_early_is_no_error(copy_run, tmp_path):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nmla import __version__
 from nmla.errors import NmlaError, UsageError
@@ -157,8 +157,13 @@ COMMANDS = {
 }
 
 
+class OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(UsageError.exit_code, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = OneLineParser(
         prog="nmla", description="Machine translation in one forward pass.", epilog="example: nmla demo"
     )
     top.add_argument("--version", action="version", version=f"nmla {__version__}")
