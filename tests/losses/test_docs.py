@@ -7,7 +7,7 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[2] / "docs" / "losses.md"
 
 
-def test_sessions():
+def test_examples():
     failed, tried = doctest.testfile(str(DOCUMENT), module_relative=False)
     assert tried
     assert not failed

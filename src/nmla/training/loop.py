@@ -49,7 +49,8 @@ def train(recipe: Recipe) -> Path:
 def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path, start: Path | None = None) -> Path:
     """Train one stage, from the weights in `start` or from random ones, and return the directory of its model.
 
-    `output` gets log.jsonl, checkpoints/, and at the end model/. Called again, it goes on from the last checkpoint.
+    `output` gets recipe.yaml, start.txt (which weights it began from), log.jsonl, checkpoints/, and at the end model/.
+    Called again, it goes on from the last checkpoint.
     """
     own_recipe = replace(recipe, train=stage, finetune=None)
     began_from = hashlib.sha256((start / WEIGHTS).read_bytes()).hexdigest() if start else "random weights"
