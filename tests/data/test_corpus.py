@@ -105,6 +105,13 @@ def test_unusable_text_is_refused_and_nothing_is_left(pair, tmp_path, source, ta
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_training_text_without_a_letter_is_refused_as_such(pair, tmp_path):
+    for path in pair:
+        path.write_text(" \n" * 30)
+    with pytest.raises(DataError, match="must have text on both sides, but none has"):
+        prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
+
+
 def test_existing_output_is_never_overwritten(pair, tmp_path):
     output = tmp_path / "corpus"
     output.mkdir()

@@ -99,17 +99,11 @@ def test_gradcheck_of_expectations():
     words = torch.tensor([v for v in range(3) if v != case.blank])
     for collapse in ("ctc", "sctc"):
         options = {"blank": case.blank, "collapse": collapse}
-        assert torch.autograd.gradcheck(lambda x: expected_length(x, lengths, **options), log_probs)  # noqa: B023
+        assert torch.autograd.gradcheck(partial(expected_length, **options), (log_probs, lengths))
         for n in (1, 2, 3, 4):
             ngrams = words[torch.randint(2, (2, 5, n))]
-            assert torch.autograd.gradcheck(
-                lambda x: expected_ngram_counts(x, ngrams, lengths, **options),  # noqa: B023
-                log_probs,
-            )
-            assert torch.autograd.gradcheck(
-                lambda x: expected_ngram_total(x, lengths, n, **options),  # noqa: B023
-                log_probs,
-            )
+            assert torch.autograd.gradcheck(partial(expected_ngram_counts, **options), (log_probs, ngrams, lengths))
+            assert torch.autograd.gradcheck(partial(expected_ngram_total, **options), (log_probs, lengths, n))
 
 
 def test_gradcheck_of_length():

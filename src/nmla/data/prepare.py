@@ -1,6 +1,7 @@
-"""From two text files a side to a corpus directory: read, check, learn the vocabulary, encode, write."""
+"""From a text file a side to a corpus directory: read, check, learn the vocabulary, encode, write."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from nmla.data.corpus import MANIFEST, TOKENIZER, VERSION, read_parallel, write_store
@@ -19,16 +20,14 @@ def prepare(*, train: tuple[Path, Path], valid: tuple[Path, Path], output: Path,
         raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")
     pairs = list(read_parallel(*train))
     valid_pairs = list(read_parallel(*valid))
+    _require_text(train, [pair for pair in pairs if all(map(str.strip, pair))])
     tokenizer = Tokenizer.learn((side for pair in pairs for side in pair if side), vocab_size)
     with new_directory(output) as directory, progress_bar() as bar:
         encoded = (tuple(map(tokenizer.encode, pair)) for pair in bar.track(pairs, description="encoding"))
         kept = [sides for sides in encoded if all(sides)]
         valid_kept = [pair for pair in valid_pairs if all(map(tokenizer.encode, pair))]
-        for paths, left in ((train, kept), (valid, valid_kept)):
-            if not left:
-                raise DataError(
-                    f"{paths[0]} and {paths[1]}: at least one pair must have text on both sides, but none has"
-                )
+        _require_text(train, kept)
+        _require_text(valid, valid_kept)
         tokenizer.save(directory / TOKENIZER)
         for side, name in enumerate(("source", "target")):
             write_store(directory, f"train.{name}", (sides[side] for sides in kept), tokenizer.vocab_size)
@@ -44,3 +43,8 @@ def prepare(*, train: tuple[Path, Path], valid: tuple[Path, Path], output: Path,
         manifest = json.dumps({"version": VERSION, **counts}, indent=2) + "\n"
         (directory / MANIFEST).write_text(manifest, encoding="utf-8")
     return counts
+
+
+def _require_text(paths: tuple[Path, Path], pairs: Sequence[object]) -> None:
+    if not pairs:
+        raise DataError(f"{paths[0]} and {paths[1]}: at least one pair must have text on both sides, but none has")

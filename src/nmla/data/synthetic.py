@@ -1,7 +1,7 @@
 """A generated language pair of which every valid translation is known.
 
-A small grammar writes English-like sources, such as "the old farmer carries a red basket tonight", and
-translates them into an invented language. Real translation is multi-modal, one source having many good targets; here
+A small grammar writes English-like sources, such as "the old farmer carries a basket tonight", and translates
+them into an invented language. Real translation is multi-modal, one source having many good targets; here
 exactly how much is a setting, so that one can count how often a model's output is one of the good ones, and see what it
 does when the modes disagree.
 """

@@ -111,10 +111,9 @@ def combined_ngram_loss(
         raise ValueError(f'mean must be "arithmetic" or "geometric", but is {mean!r}')
     if not (all(weight > 0 for weight in weights.values()) and abs(sum(weights.values()) - 1) <= 1e-6):
         raise ValueError(f"weights must be positive and sum to 1, but are {dict(weights)}")
-    options = {"blank": blank, "collapse": collapse, "exact_total": exact_total}
+    arguments = (log_probs, targets, input_lengths, target_lengths)
     losses_B = [
-        ngram_matching_loss(log_probs, targets, input_lengths, target_lengths, n=n, **options)  # type: ignore[arg-type]
-        for n in weights
+        ngram_matching_loss(*arguments, blank=blank, n=n, collapse=collapse, exact_total=exact_total) for n in weights
     ]
     scores_NB = -torch.stack(losses_B)
     weights_N1 = scores_NB.new_tensor(list(weights.values())).unsqueeze(-1)
