@@ -28,8 +28,12 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("digits")
     train = write_digits(directory / "train.txt", 2000, seed=1)
     valid = write_digits(directory / "valid.txt", 100, seed=2)
-    prepare(train=(train, train), valid=(valid, valid), output=directory / "corpus", vocab_size=16)
+    digits_corpus(train, valid, directory / "corpus")
     return directory
+
+
+def digits_corpus(train: Path, valid: Path, output: Path, vocab_size: int = 16) -> None:
+    prepare(train=(train, train), valid=(valid, valid), output=output, vocab_size=vocab_size)
 
 
 def copy_recipe(digits: Path, output: Path, *overrides: str) -> Recipe:

@@ -43,8 +43,17 @@ def run_train(args: argparse.Namespace) -> None:
 
     recipe = load_recipe(args.recipe, args.overrides)  # before the slow imports: a mistyped setting is told at once
     from nmla.training.loop import train
+    from nmla.training.machine import start_fabric
 
-    print(train(recipe))
+    fabric = start_fabric(recipe.machine)
+    try:
+        model = train(recipe, fabric)
+        if fabric.is_global_zero:
+            print(model)
+    except NmlaError as error:
+        # What all processes find, one of them tells; what befell one alone, it must tell itself.
+        if fabric.is_global_zero or type(error) is NmlaError:
+            raise
 
 
 def run_translate(args: argparse.Namespace) -> None:
@@ -95,6 +104,21 @@ def run_score(args: argparse.Namespace) -> None:
         print(f"entropy\t{mean_entropy(translations):.3f}\tnats per output position")
 
 
+def run_average(args: argparse.Namespace) -> None:
+    from nmla.files import new_directory
+    from nmla.models.pretrained import load_model, save_model
+    from nmla.training.checkpoint import average
+
+    if args.output.exists():
+        raise UsageError(f"{args.output}: must not exist yet, but does; choose another output, or remove it")
+    model, tokenizer = load_model(args.model or args.weights[0])
+    model.load_state_dict(average(args.weights))
+    about = {"average of": ", ".join(map(str, args.weights))}
+    with new_directory(args.output) as directory:
+        save_model(model, tokenizer, directory, about)
+    print(args.output)
+
+
 @dataclass(frozen=True)
 class Command:
     help: str
@@ -132,6 +156,16 @@ COMMANDS = {
         "nmla train recipe.yaml train.steps=20 output=runs/mine",
         run_train,
         {"recipe": {"type": Path, "help": "a YAML file"}, "overrides": OVERRIDES},
+    ),
+    "average": Command(
+        "average the weights of several models or checkpoints of one training",
+        "nmla average runs/mine/train/checkpoints/* --model runs/mine/train/model --output runs/mine/average",
+        run_average,
+        {
+            "weights": {"nargs": "+", "type": Path, "metavar": "DIR", "help": "model or checkpoint directories"},
+            "--model": {"type": Path, "help": "the model that the checkpoints belong to (default: the first DIR)"},
+            "--output": {"type": Path, "required": True, "help": "the model directory to make"},
+        },
     ),
     "translate": Command(
         "translate standard input to standard output, line by line",

@@ -1,14 +1,22 @@
 """Every setting, its meaning beside it. A recipe is a YAML file with these names; unknown names are refused."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from nmla.errors import UsageError
 
-LOSSES = ("ctc", "ngram")
+# The losses that each model family can be trained with.
+LOSSES = {
+    "autoregressive": ("cross_entropy",),
+    "fixed_length": ("cross_entropy", "oaxe", "axe", "bag"),
+    "ctc": ("ctc", "ngram", "combined"),
+    "sctc": ("sctc", "bipartite", "ngram", "combined"),
+}
+MANY_REFERENCES = ("ngram", "combined", "bag")  # losses that match the mean of several references
+PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 TEXTS = ("output", "data.corpus")  # settings that hold any text
 
 
@@ -19,15 +27,22 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
+    family: str = "ctc"  # "ctc", "sctc" (which drops blanks but keeps repeats), "fixed_length" or "autoregressive"
     d_model: int = 512  # width of embeddings and layers
     heads: int = 8  # attention heads; must divide d_model
     feed_forward: int = 2048  # inner width of the feed-forward blocks
     encoder_layers: int = 6
     decoder_layers: int = 6
-    upsample: int = 3  # output positions per source token
+    upsample: int = 3  # output positions per source token, in the families "ctc" and "sctc"
+    norm: str = "pre"  # "pre": normalise what enters attention and feed-forward; "post": what leaves them
+    positions: str = "sinusoidal"  # or "learned"
+    max_positions: int = 1024  # of learned positions; longer pairs are not trained on, longer input is split
 
     def __post_init__(self) -> None:
         _check_positive("model", self)
+        _check_one_of("model.family", self.family, LOSSES)
+        _check_one_of("model.norm", self.norm, ("pre", "post"))
+        _check_one_of("model.positions", self.positions, ("sinusoidal", "learned"))
         _check(self.d_model % 2 == 0, "model.d_model must be even, for sine and cosine positions", self.d_model)
         _check(self.d_model % self.heads == 0, f"model.heads must divide d_model {self.d_model}", self.heads)
 
@@ -36,24 +51,65 @@ class ModelConfig:
 class TrainConfig:
     """One stage of training: its loss, its length, its optimizer, which always starts fresh."""
 
-    steps: int  # optimizer steps
-    loss: str = "ctc"  # "ctc", or "ngram": non-monotonic n-gram matching (NMLA), for a model that CTC has trained
-    ngram: int = 2  # n of the n-gram loss
+    steps: int  # optimizer steps, at most
+    loss: str = "ctc"  # what is minimised; each model family has its own, see LOSSES
+    ngram: int = 2  # n of the losses "ngram" (non-monotonic n-gram matching, NMLA) and "bag"
+    combine: list[float] = field(default_factory=lambda: [0.5, 0.5])  # weights of n = 1, 2, ... in the loss "combined"
+    combine_mean: str = "arithmetic"  # or "geometric"
+    exact_total: bool = True  # of an output's n-grams; false: as in the paper, wrong for outputs of few tokens
+    label_smoothing: float = 0.0  # of "cross_entropy"
+    glance_from: float = 0.0  # glancing: the share of the errors that is revealed, at the first step (0: no glancing)
+    glance_to: float = 0.0  # and at the last
+    references: str = "each"  # "each" reference of a source is an example, or all "together", where the loss can
     learning_rate: float = 5e-4  # the highest, reached after warm-up
-    warmup_steps: int = 1000  # linear up to learning_rate, then down with the inverse square root of the step
+    warmup_steps: int = 1000  # linear up to learning_rate
+    schedule: str = "inverse_sqrt"  # afterwards: "inverse_sqrt" of the step, "linear" or "cosine" to 0, or "constant"
     max_tokens: int = 8192  # output positions in a batch, padding included
-    accumulate: int = 1  # batches per optimizer step
+    accumulate: int = 1  # batches per optimizer step and device
     clip_norm: float = 1.0  # largest norm of the gradient
     weight_decay: float = 0.01
     dropout: float = 0.1
     validate_every: int = 1000  # steps between translating the validation set
+    patience: int = 0  # stop after so many validations without a better BLEU (0: go on to the last step)
     checkpoint_every: int = 1000  # steps between checkpoints, from which a stopped run goes on
+    keep_last: int = 5  # checkpoints that are kept
+    keep_best: int = 1  # models that are kept in best/, by validation BLEU
+    final: str = "last"  # what model/ holds: the "last" weights, the "best", or the "average" of the kept checkpoints
 
     def __post_init__(self) -> None:
-        _check(self.loss in LOSSES, f"loss must be one of {', '.join(LOSSES)}", self.loss)
-        _check(0 <= self.dropout < 1, "dropout must be in [0, 1)", self.dropout)
-        _check(self.weight_decay >= 0, "weight_decay must be at least 0", self.weight_decay)
-        _check_positive("a stage", self, but=("dropout", "weight_decay"))
+        _check_one_of("loss", self.loss, sorted({loss for losses in LOSSES.values() for loss in losses}))
+        _check_one_of("combine_mean", self.combine_mean, ("arithmetic", "geometric"))
+        _check_one_of("references", self.references, ("each", "together"))
+        _check_one_of("schedule", self.schedule, ("inverse_sqrt", "linear", "cosine", "constant"))
+        _check_one_of("final", self.final, ("last", "best", "average"))
+        for name in ("dropout", "label_smoothing"):
+            _check(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1)", getattr(self, name))
+        for name in ("glance_from", "glance_to"):
+            _check(0 <= getattr(self, name) <= 1, f"{name} must be in [0, 1]", getattr(self, name))
+        for name in ("weight_decay", "patience"):
+            _check(getattr(self, name) >= 0, f"{name} must be at least 0", getattr(self, name))
+        fits = all(weight >= 0 for weight in self.combine) and abs(sum(self.combine) - 1) < 1e-6
+        _check(fits, "combine must hold weights of at least 0 that sum to 1", self.combine)
+        if self.references == "together":
+            _check(self.loss in MANY_REFERENCES, f"references: together needs a loss of {MANY_REFERENCES}", self.loss)
+        zero = ("dropout", "label_smoothing", "glance_from", "glance_to", "weight_decay", "patience", "exact_total")
+        _check_positive("a stage", self, but=zero)
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """Where a training runs. Only precision changes what it computes."""
+
+    accelerator: str = "auto"  # "cpu", "cuda", ...
+    devices: int = 1  # processes on this machine; under torchrun or SLURM theirs count
+    nodes: int = 1  # machines
+    precision: str = "float32"  # "bf16" and "fp16": mixed, with losses in float32; "float64"
+    compile: bool = False  # torch.compile: worth it on GPUs
+    tensorboard: bool = False  # also log for TensorBoard, which `pip install nmla[tensorboard]` brings
+
+    def __post_init__(self) -> None:
+        _check_one_of("machine.precision", self.precision, PRECISIONS)
+        _check_positive("machine", self, but=("compile", "tensorboard"))
 
 
 @dataclass(frozen=True)
@@ -65,10 +121,16 @@ class Recipe:
     output: str  # directory for the models, logs and checkpoints
     finetune: TrainConfig | None = None  # second stage, from the weights of the first
     model: ModelConfig = field(default_factory=ModelConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
     seed: int = 1
 
     def __post_init__(self) -> None:
         _check(self.seed >= 0, "seed must be at least 0", self.seed)
+        for name, stage in (("train", self.train), ("finetune", self.finetune)):
+            if stage is not None:
+                _check_one_of(f"{name}.loss of a {self.model.family} model", stage.loss, LOSSES[self.model.family])
+                may_glance = self.model.family != "autoregressive" or not (stage.glance_from or stage.glance_to)
+                _check(may_glance, f"{name}.glance_from of an autoregressive model must be 0", stage.glance_from)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -124,7 +186,7 @@ def _refuse_unknown(schema: Any, given: Any, name: str, prefix: str = "") -> Non
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"the settings here are {', '.join(known)}"
             raise UsageError(f"{name}: there is no setting {prefix}{key}; {hint}")
-        section = next((t for t in (DataConfig, ModelConfig, TrainConfig) if t in _members(known[key])), None)
+        section = next((t for t in _members(known[key]) if is_dataclass(t)), None)
         if section and value is not None:
             if not isinstance(value, dict):
                 raise UsageError(f"{name}: {prefix}{key} must be a section with settings of its own, but is {value!r}")
@@ -138,6 +200,10 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def _check(holds: bool, must: str, found: object) -> None:
     if not holds:
         raise UsageError(f"{must}, but is {found!r}")
+
+
+def _check_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    _check(value in allowed, f"{name} must be one of {', '.join(allowed)}", value)
 
 
 def _check_positive(name: str, config: Any, but: tuple[str, ...] = ()) -> None:

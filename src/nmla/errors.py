@@ -20,3 +20,11 @@ class DataError(NmlaError):
     """Input that cannot be used as it is."""
 
     exit_code = 3
+
+
+class Stopped(NmlaError):
+    """Work that was asked to stop by a signal, and has."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

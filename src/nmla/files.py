@@ -1,11 +1,15 @@
 """Writing so that nobody ever sees half of a file or of a directory."""
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+MANIFEST = "manifest.json"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,3 +57,21 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_manifest(directory: Path, names: Iterable[str]) -> None:
+    """Write down the SHA-256 of these files in `directory`."""
+    hashes = {name: sha256(directory / name) for name in names}
+    write_text(directory / MANIFEST, json.dumps({"sha256": hashes}, indent=2) + "\n")
+
+
+def verify_manifest(directory: Path) -> None:
+    """Raise ValueError unless every file is as it was when the manifest was written."""
+    for name, expected in json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["sha256"].items():
+        if sha256(directory / name) != expected:
+            raise ValueError(f"the SHA-256 of {name} must be as in {MANIFEST}, but is not")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def progress_bar() -> Progress:
+def progress_bar(enabled: bool = True) -> Progress:
     """A bar with counts, time spent and time left, silent where stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
@@ -16,7 +16,7 @@ def progress_bar() -> Progress:
         TextColumn("<"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
+        disable=not (enabled and sys.stderr.isatty()),
     )
 
 

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmla.data.batching import collate, epoch_batches
 from nmla.data.corpus import Corpus, TokenStore, shortest_paths, write_store
 from nmla.data.prepare import prepare
 from nmla.errors import DataError, UsageError
-from nmla.text.tokenizer import EOS, PAD
 
 
 def test_corpus_holds_what_was_prepared(digits):
@@ -18,7 +16,7 @@ def test_corpus_holds_what_was_prepared(digits):
     lines = (digits / "train.txt").read_text().splitlines()
     assert len(corpus.train_source) == len(lines)
     assert [corpus.tokenizer.decode(corpus.train_source[i].tolist()) for i in range(20)] == lines[:20]
-    assert corpus.valid_target == (digits / "valid.txt").read_text().splitlines()
+    assert corpus.valid_targets == [[line] for line in (digits / "valid.txt").read_text().splitlines()]
     assert isinstance(corpus.train_source.tokens, np.memmap)
     assert json.loads((digits / "corpus" / "manifest.json").read_text())["train_pairs"] == len(lines)
 
@@ -39,36 +37,6 @@ def test_shortest_path_has_a_blank_between_equal_neighbours(sentences):
     offsets = np.cumsum([0, *(len(sentence) for sentence in sentences)]).astype(np.int64)
     expected = [len(s) + sum(a == b for a, b in itertools.pairwise(s)) for s in sentences]
     assert shortest_paths(TokenStore(tokens, offsets)).tolist() == expected
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 120), st.integers(0, 3))
-def test_each_sentence_is_in_one_batch_within_the_budget(costs, budget, epoch):
-    costs = np.array(costs)
-    batches = epoch_batches(costs, budget, seed=1, epoch=epoch)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(costs)))
-    assert all(costs[batch].max() * len(batch) <= budget or len(batch) == 1 for batch in batches)
-
-
-def test_batches_depend_on_seed_and_epoch_alone():
-    costs = np.arange(1, 200)
-    one, again, next_epoch, other_seed = (
-        [batch.tolist() for batch in epoch_batches(costs, 500, seed, epoch)]
-        for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
-    )
-    assert one == again
-    assert one != next_epoch
-    assert one != other_seed
-
-
-def test_collate_pads_and_closes_the_source(digits):
-    corpus = Corpus.load(digits / "corpus")
-    batch = collate(corpus.train_source, corpus.train_target, np.array([0, 1, 2]))
-    for row in range(3):
-        tokens = corpus.train_source[row].tolist()
-        assert batch.source[row].tolist()[: len(tokens) + 1] == [*tokens, EOS]
-        assert batch.target[row].tolist()[: len(tokens)] == tokens
-        assert set(batch.target[row].tolist()[len(tokens) :]) <= {PAD}
-    assert (batch.source_lengths == batch.target_lengths + 1).all()
 
 
 @pytest.fixture

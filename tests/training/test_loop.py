@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+import threading
 from dataclasses import replace
 
 import pytest
@@ -6,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 import nmla.training.loop as loop
-from conftest import copy_recipe
+from conftest import copy_recipe, digits_corpus
 from nmla.config import DataConfig
-from nmla.data.prepare import prepare
 from nmla.decoding.translator import Translator
-from nmla.errors import DataError, NmlaError, UsageError
+from nmla.errors import NmlaError, Stopped, UsageError
 from nmla.text.lines import read_lines
-from nmla.training.loop import train
+from nmla.training.checkpoint import Progress, average
+from nmla.training.loop import best_steps, given_up, train
 
 
 def weights(directory):
@@ -23,6 +26,14 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def records(stage):
+    return [json.loads(line) for line in (stage / "log.jsonl").read_text().splitlines()]
+
+
+def timeless(stage):
+    return [{**record, "seconds": 0, "words_per_second": 0} for record in records(stage)]
+
+
 @pytest.mark.parametrize("stage", ["train", "finetune"])
 def test_tiny_model_learns_to_copy_digits(copy_run, digits, stage):
     lines = read_lines(digits / "valid.txt")
@@ -30,12 +41,12 @@ def test_tiny_model_learns_to_copy_digits(copy_run, digits, stage):
     assert sum(output.text == line for output, line in zip(outputs, lines, strict=True)) >= 98
 
 
-def test_log_tells_loss_and_validation(copy_run):
-    records = [json.loads(line) for line in (copy_run / "finetune" / "log.jsonl").read_text().splitlines()]
-    trained = [record for record in records if record["event"] == "train"]
+def test_log_tells_loss_speed_and_validation(copy_run):
+    log = records(copy_run / "finetune")
+    trained = [record for record in log if record["event"] == "train"]
     assert [record["step"] for record in trained] == [10, 20]
-    assert all(-1 <= record["loss"] <= 0 for record in trained)
-    assert {"bleu", "chrf", "entropy", "length_ratio"} <= records[-1].keys()
+    assert all(-1 <= record["loss"] <= 0 and record["words_per_second"] > 0 for record in trained)
+    assert {"bleu", "chrf", "entropy", "length_ratio"} <= log[-1].keys()
 
 
 def test_training_twice_with_one_seed_gives_identical_weights(digits, tmp_path):
@@ -46,29 +57,50 @@ def test_training_twice_with_one_seed_gives_identical_weights(digits, tmp_path):
     assert not same(weights(one), weights(other))
 
 
-def test_stopped_run_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch):
-    settings = ("train.steps=7", "train.dropout=0.1", "train.checkpoint_every=2", "finetune=null")
+@pytest.mark.parametrize("glancing", [(), ("train.glance_from=0.5", "train.glance_to=0.3")])
+def test_stopped_run_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch, glancing):
+    settings = ("train.steps=7", "train.dropout=0.1", "train.checkpoint_every=2", "finetune=null", *glancing)
     whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
 
-    class Stopped(Exception):
+    class Broken(Exception):
         pass
 
     def stop(step, stage):
         if step == 6:
-            raise Stopped
+            raise Broken
         return rate(step, stage)
 
     rate = loop.learning_rate
     monkeypatch.setattr(loop, "learning_rate", stop)
-    with pytest.raises(Stopped):
+    with pytest.raises(Broken):
         train(copy_recipe(digits, tmp_path / "stopped", *settings))
     monkeypatch.setattr(loop, "learning_rate", rate)
     assert not (tmp_path / "stopped" / "train" / "model").exists()
     resumed = train(copy_recipe(digits, tmp_path / "stopped", *settings))
     assert same(weights(whole), weights(resumed))
-    logs = [(tmp_path / name / "train" / "log.jsonl").read_text().splitlines() for name in ("whole", "stopped")]
-    without_time = [[{**json.loads(line), "seconds": 0} for line in log] for log in logs]
-    assert without_time[0] == without_time[1]
+    assert timeless(whole.parent) == timeless(resumed.parent)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_stops_and_the_run_goes_on(digits, tmp_path, monkeypatch, number):
+    settings = ("train.steps=6", "train.dropout=0.1", "train.checkpoint_every=100", "finetune=null")
+    whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
+    rate = loop.learning_rate
+
+    def kill(step, stage):
+        if step == 3 and threading.current_thread() is threading.main_thread() and not killed:
+            killed.append(step)
+            os.kill(os.getpid(), number)
+        return rate(step, stage)
+
+    killed = []
+    monkeypatch.setattr(loop, "learning_rate", kill)
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match="stopped and saved at step 3; the same command goes on") as stopped:
+        train(copy_recipe(digits, tmp_path / "stopped", *settings))
+    assert stopped.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+    assert same(weights(whole), weights(train(copy_recipe(digits, tmp_path / "stopped", *settings))))
 
 
 def test_finished_run_keeps_its_settings(digits, tmp_path):
@@ -76,6 +108,12 @@ def test_finished_run_keeps_its_settings(digits, tmp_path):
     train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))  # more steps are no other run
     with pytest.raises(UsageError, match=r"must keep its settings, but train\.learning_rate 0\.003 -> 0\.1;"):
         train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null", "train.learning_rate=0.1"))
+
+
+def test_steps_are_fixed_where_the_learning_rate_falls_towards_the_last(digits, tmp_path):
+    train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune=null", "train.schedule=cosine"))
+    with pytest.raises(UsageError, match=r"must keep its settings, but train\.steps 2 -> 3;"):
+        train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null", "train.schedule=cosine"))
 
 
 def test_fewer_steps_than_were_done_are_refused(digits, tmp_path):
@@ -93,37 +131,46 @@ def test_finetuning_is_never_of_older_weights(digits, tmp_path):
 @pytest.fixture
 def short(digits, tmp_path):
     """A recipe of six steps with checkpoints at 2, 4 and 6, of which two are kept, and its weights when undisturbed."""
-    settings = ("train.steps=6", "train.checkpoint_every=2", "train.dropout=0.1", "finetune=null")
+    settings = ("train.steps=6", "train.checkpoint_every=2", "train.keep_last=2", "train.dropout=0.1", "finetune=null")
     return copy_recipe(digits, tmp_path / "run", *settings), weights(
         train(copy_recipe(digits, tmp_path / "whole", *settings))
     )
 
 
-def test_damaged_checkpoint_is_told_and_the_one_before_it_used(short, capsys):
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_damaged_checkpoint_is_told_and_the_one_before_it_used(short, capsys, name, damage):
     recipe, undisturbed = short
     stage = train(recipe).parent
-    newest = stage / "checkpoints" / "000000006" / "optimizer.safetensors"
-    newest.write_bytes(newest.read_bytes()[:50])
+    newest = stage / "checkpoints" / "000000006" / name
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.unlink()
+    if damage != "remove":
+        newest.write_bytes(content if damage == "flip" else content[: len(content) // 2])
     assert same(weights(train(recipe)), undisturbed)
-    assert "the checkpoint is damaged" in capsys.readouterr().err
+    assert "000000006: the checkpoint is damaged" in capsys.readouterr().err
 
 
 def test_what_a_kill_left_is_removed_and_does_no_harm(short):
     recipe, undisturbed = short
     stage = train(recipe).parent
     (stage / "checkpoints" / ".000000008.abc").mkdir()
+    (stage / "best" / ".000000008.abc").mkdir()
+    (stage / ".model.abc").mkdir()
+    (stage / ".recipe.yaml.abc").write_text("half")
     with (stage / "log.jsonl").open("a") as log:
         log.write('{"event": "tr')
     assert same(weights(train(recipe)), undisturbed)
     assert sorted(path.name for path in (stage / "checkpoints").iterdir()) == ["000000004", "000000006"]
-    assert all(json.loads(line) for line in (stage / "log.jsonl").read_text().splitlines())
+    assert not [path for path in stage.rglob("*") if path.name.startswith(".")]
+    assert records(stage)
 
 
 def test_checkpoint_of_another_model_is_refused(digits, short, tmp_path):
     recipe, _ = short
     train(recipe)
-    text = digits / "valid.txt"
-    prepare(train=(text, text), valid=(text, text), output=tmp_path / "other" / "corpus", vocab_size=17)
+    digits_corpus(digits / "valid.txt", digits / "valid.txt", tmp_path / "other" / "corpus", vocab_size=17)
     moved = replace(recipe, data=DataConfig(str(tmp_path / "other" / "corpus")))
     recorded = tmp_path / "run" / "train" / "recipe.yaml"
     recorded.write_text(recorded.read_text().replace(recipe.data.corpus, moved.data.corpus))
@@ -136,19 +183,86 @@ def test_diverged_training_stops_with_what_to_do(digits, tmp_path):
         train(copy_recipe(digits, tmp_path, "train.learning_rate=1e30", "train.warmup_steps=1"))
 
 
-def test_pair_larger_than_a_batch_is_skipped_and_counted(tmp_path, capsys):
-    text = tmp_path / "text"
-    text.write_text("1 2 3\n" * 5 + "1 2 3 " * 500 + "\n")
-    prepare(train=(text, text), valid=(text, text), output=tmp_path / "corpus", vocab_size=9)
-    train(copy_recipe(tmp_path, tmp_path / "run", "train.steps=1", "finetune=null"))
-    assert "1 of 6 pairs are skipped: 0 targets need more positions, 1 outputs are longer" in capsys.readouterr().err
+def test_full_disk_is_told_and_loses_nothing(digits, tmp_path, monkeypatch):
+    settings = ("train.steps=6", "train.checkpoint_every=2", "train.dropout=0.1", "finetune=null")
+    whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
+    write = loop.save_checkpoint
+
+    def full(directory, model, optimizer, progress, keep):
+        if progress.step == 4:
+            raise OSError(28, "No space left on device")
+        write(directory, model, optimizer, progress, keep)
+
+    monkeypatch.setattr(loop, "save_checkpoint", full)
+    with pytest.raises(NmlaError, match=r"step 4 must be saved, but: .*No space left.* goes on from step 2"):
+        train(copy_recipe(digits, tmp_path / "full", *settings))
+    monkeypatch.setattr(loop, "save_checkpoint", write)
+    assert same(weights(whole), weights(train(copy_recipe(digits, tmp_path / "full", *settings))))
 
 
-def test_targets_that_fit_nowhere_are_refused(tmp_path, digits):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_text("1\n" * 5)
-    target.write_text("1 2 3 4 5 6 7 8 9\n" * 5)
-    prepare(train=(source, target), valid=(source, target), output=tmp_path / "digits" / "corpus", vocab_size=16)
-    with pytest.raises(DataError, match="at least one target must fit"):
-        train(copy_recipe(tmp_path / "digits", tmp_path / "run", "train.steps=1"))
-    assert not (tmp_path / "run").exists()
+def test_best_models_are_kept_and_the_best_is_the_final_one(digits, tmp_path):
+    settings = ("train.steps=30", "train.validate_every=5", "train.keep_best=2", "train.final=best", "finetune=null")
+    model = train(copy_recipe(digits, tmp_path, *settings))
+    scores = [(r["bleu"], -r["step"]) for r in records(model.parent) if r["event"] == "valid"]
+    assert len(scores) == 6
+    expected = sorted(-step for _, step in sorted(scores)[-2:])
+    assert [int(path.name) for path in sorted((model.parent / "best").iterdir())] == expected
+    assert same(weights(model), weights(model.parent / "best" / f"{-max(scores)[1]:09d}"))
+
+
+def test_final_average_is_the_mean_of_the_last_checkpoints(digits, tmp_path):
+    settings = ("train.steps=8", "train.checkpoint_every=2", "train.keep_last=3", "train.final=average")
+    model = train(copy_recipe(digits, tmp_path, *settings, "finetune=null"))
+    kept = sorted((model.parent / "checkpoints").iterdir())
+    assert [path.name for path in kept] == ["000000004", "000000006", "000000008"]
+    assert same(weights(model), average(kept))
+    name = "encoder.0.feed_forward.0.weight"
+    mean = sum(weights(path)[name].double() for path in kept) / 3
+    assert torch.allclose(weights(model)[name].double(), mean, atol=1e-7)
+
+
+def test_patience_ends_a_run_that_no_longer_gains(digits, tmp_path, monkeypatch, capsys):
+    bleu = iter([1.0, 3.0, 2.0, 3.0, 9.0])
+    monkeypatch.setattr(
+        loop, "validate", lambda *_: {"bleu": next(bleu), "chrf": 0.0, "length_ratio": 1.0, "entropy": 0.0}
+    )
+    settings = ("train.steps=50", "train.validate_every=2", "train.patience=2", "finetune=null", "train.final=best")
+    recipe = copy_recipe(digits, tmp_path, *settings)
+    stage = train(recipe).parent
+    assert records(stage)[-1]["step"] == 8
+    assert "2 validations brought no higher BLEU" in capsys.readouterr().err
+    assert [path.name for path in (stage / "best").iterdir()] == ["000000004"]
+    train(recipe)  # finished is finished
+    assert records(stage)[-1]["step"] == 8
+
+
+def test_patience_counts_validations_since_the_best(digits, tmp_path):
+    stage = copy_recipe(digits, tmp_path, "train.patience=2").train
+    for scores, expected in (((), False), ((1, 2, 3), False), ((3, 2, 1), True), ((3, 2, 4, 4), False)):
+        progress = Progress(scores=tuple(enumerate(map(float, scores))))
+        assert given_up(progress, stage) is expected
+    assert best_steps(Progress(scores=((5, 1.0), (10, 2.0), (15, 2.0)))) == [10, 15, 5]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float64"])
+def test_other_precisions_train(digits, tmp_path, precision):
+    settings = ("train.steps=6", "finetune.steps=2", f"machine.precision={precision}")
+    train(copy_recipe(digits, tmp_path, *settings))
+    log = [r for r in records(tmp_path / "train") if r["event"] == "train"]
+    whole = train(copy_recipe(digits, tmp_path / "float32", "train.steps=6", "finetune=null")).parent
+    reference = [r for r in records(whole) if r["event"] == "train"]
+    assert log[-1]["loss"] == pytest.approx(reference[-1]["loss"], rel=0.02 if precision == "bf16" else 1e-5)
+
+
+def test_compiled_model_trains_to_the_same_weights(digits, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    settings = ("train.steps=2", "finetune=null")
+    one = train(copy_recipe(digits, tmp_path / "one", *settings, "machine.compile=true"))
+    assert compiled
+    assert same(weights(one), weights(train(copy_recipe(digits, tmp_path / "two", *settings))))
+
+
+def test_machine_that_is_not_there_is_refused(digits, tmp_path):
+    with pytest.raises(UsageError, match="machine: must suit this machine, but"):
+        train(copy_recipe(digits, tmp_path, "machine.accelerator=tpu"))

@@ -1,36 +1,188 @@
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from nmla.config import ModelConfig, TrainConfig
-from nmla.data.batching import collate
+from nmla import losses
+from nmla.config import LOSSES, ModelConfig, TrainConfig
 from nmla.data.corpus import Corpus
-from nmla.models.ctc import CTCTransformer
-from nmla.training.objective import loss_sum, weight
+from nmla.models.pretrained import build_model
+from nmla.text.tokenizer import BLANK, EOS
+from nmla.training.feed import Examples
+from nmla.training.objective import LENGTH_WEIGHT, Totals, batch_loss
 from nmla.training.schedule import learning_rate
 
+EVERY = [(family, loss) for family, of_family in LOSSES.items() for loss in of_family]
+CONFIG = ModelConfig(d_model=16, heads=2, feed_forward=32, encoder_layers=1, decoder_layers=1, upsample=2)
 
-@pytest.mark.parametrize("loss", ["ctc", "ngram"])
-def test_accumulated_batches_descend_as_one_batch(digits, loss):
+
+class Setting:
+    def __init__(self, digits, family, **stage):
+        self.corpus = Corpus.load(digits / "corpus")
+        self.config = replace(CONFIG, family=family)
+        self.stage = TrainConfig(steps=1, **stage)
+        self.examples = Examples.of(self.corpus, self.config, self.stage)
+        torch.manual_seed(0)
+        self.model = build_model(self.config, self.corpus.tokenizer.vocab_size).double().eval()
+
+    def loss(self, groups, progress=0.0):
+        """The loss of a step over these groups of examples, each a batch."""
+        indices = np.concatenate(groups)
+        totals = Totals(int(self.examples.tokens[indices].sum()), len(indices))
+        batches = (self.examples.batch(np.array(group)) for group in groups)
+        return sum(batch_loss(self.model, self.config, b, self.stage, totals, progress) for b in batches)
+
+    def gradient(self, groups):
+        self.model.zero_grad()
+        self.loss(groups).backward()
+        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("family", "loss"), EVERY)
+def test_accumulated_batches_descend_as_one_batch(digits, family, loss):
     """A step's gradient depends on its sentences, not on how they were cut into batches or padded."""
-    corpus, stage = Corpus.load(digits / "corpus"), TrainConfig(steps=1, loss=loss)
-    torch.manual_seed(0)
-    model = CTCTransformer(ModelConfig(16, 2, 32, 1, 1, 2), corpus.tokenizer.vocab_size).double().eval()
-
-    def gradients(groups):
-        batches = [collate(corpus.train_source, corpus.train_target, np.array(group)) for group in groups]
-        total = sum(weight(batch, stage) for batch in batches)
-        model.zero_grad()
-        for batch in batches:
-            (loss_sum(model, batch, stage) / total).backward()
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-    whole, parts = gradients([[0, 1, 2, 3, 4]]), gradients([[4, 0], [2], [1, 3]])
+    setting = Setting(digits, family, loss=loss)
+    whole, parts = setting.gradient([[0, 1, 2, 3, 4]]), setting.gradient([[4, 0], [2], [1, 3]])
     assert whole.norm() > 0
-    assert torch.allclose(whole, parts, rtol=1e-4, atol=1e-6 * float(whole.norm()))
+    assert torch.allclose(whole, parts, rtol=1e-9, atol=1e-12)
 
 
-def test_learning_rate_rises_then_falls_with_the_inverse_square_root():
-    stage = TrainConfig(steps=1000, learning_rate=1e-3, warmup_steps=100)
-    rates = [learning_rate(step, stage) for step in (1, 50, 100, 400)]
-    assert rates == pytest.approx([1e-5, 5e-4, 1e-3, 5e-4])
+@pytest.mark.parametrize(("family", "loss"), EVERY)
+def test_every_loss_goes_down(digits, family, loss):
+    setting = Setting(digits, family, loss=loss)
+    optimizer = torch.optim.AdamW(setting.model.parameters(), 3e-3)
+    values = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        value = setting.loss([[0, 1, 2, 3, 4, 5, 6, 7]])
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    assert values[-1] < values[0] - 0.02 * abs(values[0])
+
+
+@pytest.mark.parametrize(("family", "loss"), [("ctc", "ctc"), ("sctc", "sctc"), ("sctc", "bipartite")])
+def test_losses_that_grow_with_the_target_are_a_mean_over_tokens(digits, family, loss):
+    setting = Setting(digits, family, loss=loss)
+    batch = setting.examples.batch(np.array([0, 1]))
+    logits, lengths, *_ = setting.model(batch.source, batch.source_lengths)
+    function = {"ctc": losses.ctc_loss, "sctc": losses.sctc_loss, "bipartite": losses.bipartite_loss}[loss]
+    expected = function(logits.log_softmax(-1), batch.target, lengths, batch.target_lengths, blank=BLANK)
+    assert float(setting.loss([[0, 1]])) == pytest.approx(float(expected.sum() / batch.target_lengths.sum()))
+
+
+@pytest.mark.parametrize(("family", "n"), [("ctc", 2), ("sctc", 1), ("ctc", 3)])
+def test_ngram_loss_is_a_mean_over_sentences(digits, family, n):
+    setting = Setting(digits, family, loss="ngram", ngram=n)
+    batch = setting.examples.batch(np.array([0, 1]))
+    logits, lengths, *_ = setting.model(batch.source, batch.source_lengths)
+    arguments = (logits.log_softmax(-1), batch.target, lengths, batch.target_lengths)
+    expected = losses.ngram_matching_loss(*arguments, blank=BLANK, n=n, collapse=family)
+    assert float(setting.loss([[0, 1]])) == pytest.approx(float(expected.mean()))
+
+
+def test_autoregressive_loss_is_that_of_each_word_and_the_end(digits):
+    setting = Setting(digits, "autoregressive", loss="cross_entropy")
+    total, tokens = 0.0, 0
+    for i in range(3):
+        batch = setting.examples.batch(np.array([i]))
+        logits = setting.model(batch.source, batch.source_lengths, batch.target, batch.target_lengths).logits[0]
+        words = [*batch.target[0].tolist(), EOS]
+        total += sum(-float(row.log_softmax(-1)[word].detach()) for row, word in zip(logits, words, strict=True))
+        tokens += len(words) - 1
+    assert float(setting.loss([[0, 1, 2]])) == pytest.approx(total / tokens)
+
+
+def test_fixed_length_model_learns_its_length_too(digits):
+    setting = Setting(digits, "fixed_length", loss="cross_entropy")
+    batch = setting.examples.batch(np.array([0, 1]))
+    output = setting.model(batch.source, batch.source_lengths, batch.target_lengths)
+    arguments = (batch.target, batch.target_lengths, batch.target_lengths)
+    words = losses.cross_entropy_loss(output.logits.log_softmax(-1), *arguments).sum() / batch.target_lengths.sum()
+    of_length = losses.length_loss(
+        output.length_logits.log_softmax(-1), batch.source_lengths, batch.target_lengths
+    ).mean()
+    assert float(setting.loss([[0, 1]])) == pytest.approx(float(words + LENGTH_WEIGHT * of_length))
+
+
+@pytest.mark.parametrize(("family", "loss"), [("ctc", "ctc"), ("sctc", "sctc"), ("fixed_length", "cross_entropy")])
+def test_glancing_tells_less_and_less(digits, family, loss):
+    """An untrained model misses nearly all: at the ratio 1 it is told all of it, at 0 nothing."""
+    setting = Setting(digits, family, loss=loss, glance_from=1.0, glance_to=0.0)
+    told = []
+    embed = setting.model.embed
+    setting.model.embed = lambda tokens: (told.append(tokens), embed(tokens))[1]
+    plain = Setting(digits, family, loss=loss)
+    at_end = setting.loss([[0, 1]], progress=1.0)
+    assert float(at_end) == pytest.approx(float(plain.loss([[0, 1]])))
+    assert (told[-1] == 0).all()  # clamped from NOT_TOLD
+    counts = []
+    for progress in (0.0, 0.5):
+        torch.manual_seed(1)
+        setting.loss([[0, 1]], progress=progress)
+        counts.append(int((told[-1] != 0).sum()))
+    assert counts[0] > counts[1] > 0
+
+
+def test_glanced_tokens_are_not_learned_by_a_fixed_length_model(digits):
+    setting = Setting(digits, "fixed_length", loss="cross_entropy", glance_from=1.0, glance_to=1.0)
+    batch = setting.examples.batch(np.array([0]))
+    gold, length = batch.target[0], int(batch.target_lengths[0])
+    told = {}
+
+    forward = setting.model.fill
+
+    def fill(memory, lengths, glance):
+        logits, revealed = forward(memory, lengths, glance)
+        told["revealed"], told["logits"] = revealed[0, :length], logits[0, :length]
+        return logits, revealed
+
+    setting.model.fill = fill
+    torch.manual_seed(2)
+    loss = setting.loss([[0]])
+    hidden = ~told["revealed"]
+    log_p = told["logits"].log_softmax(-1)[torch.arange(length), gold[:length]]
+    of_length = losses.length_loss(
+        setting.model(
+            batch.source, batch.source_lengths, batch.target_lengths, lambda *_: torch.full((1, length), -1)
+        ).length_logits.log_softmax(-1),
+        batch.source_lengths,
+        batch.target_lengths,
+    )
+    assert float(loss) == pytest.approx(float(-log_p[hidden].sum() / length + LENGTH_WEIGHT * of_length.sum()))
+
+
+def test_combined_weights_are_those_of_1_2_and_so_on(digits):
+    combined = Setting(digits, "ctc", loss="combined", combine=[0.25, 0.75]).loss([[0, 1, 2]])
+    one, two = (Setting(digits, "ctc", loss="ngram", ngram=n).loss([[0, 1, 2]]) for n in (1, 2))
+    assert float(combined) == pytest.approx(float(0.25 * one + 0.75 * two))
+    only_two = Setting(digits, "ctc", loss="combined", combine=[0.0, 1.0]).loss([[0, 1, 2]])
+    assert float(only_two) == pytest.approx(float(two))
+
+
+def test_half_precision_outputs_meet_losses_in_full(digits):
+    setting = Setting(digits, "ctc", loss="ctc")
+    setting.model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = setting.loss([[0, 1, 2]])
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(setting.loss([[0, 1, 2]])), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("inverse_sqrt", [1e-5, 5e-4, 1e-3, 5e-4, 1e-3 / 10**0.5]),
+        ("constant", [1e-5, 5e-4, 1e-3, 1e-3, 1e-3]),
+        ("linear", [1e-5, 5e-4, 1e-3, 2e-3 / 3, 0.0]),
+        ("cosine", [1e-5, 5e-4, 1e-3, 7.5e-4, 0.0]),
+    ],
+)
+def test_learning_rate_rises_then_falls(schedule, expected):
+    stage = TrainConfig(steps=1000, learning_rate=1e-3, warmup_steps=100, schedule=schedule)
+    rates = [learning_rate(step, stage) for step in (1, 50, 100, 400, 1000)]
+    assert rates == pytest.approx(expected, abs=1e-12)
+    rising = [learning_rate(step, stage) for step in range(1, 101)]
+    assert all(b > a for a, b in itertools.pairwise(rising))

@@ -64,7 +64,11 @@ class Corpus:
     train_source: TokenStore
     train_target: TokenStore
     valid_source: list[str]
-    valid_target: list[str]
+    valid_targets: list[list[str]]
+
+    @property
+    def references(self) -> IntArray:
+        return np.arange(len(self.train_source) + 1)
 
     @classmethod
     def load(cls, directory: Path) -> "Corpus":
@@ -79,7 +83,7 @@ class Corpus:
                 TokenStore.load(directory, "train.source"),
                 TokenStore.load(directory, "train.target"),
                 read_lines(directory / "valid.source.txt"),
-                read_lines(directory / "valid.target.txt"),
+                [[line] for line in read_lines(directory / "valid.target.txt")],
             )
         except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{directory}: the corpus is damaged ({error}); make it anew with `nmla prepare`") from None

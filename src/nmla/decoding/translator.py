@@ -3,15 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
 from torch import Tensor
 
+from nmla.config import ModelConfig
 from nmla.data.batching import pad
-from nmla.data.corpus import TOKENIZER
 from nmla.decoding.argmax import argmax_decode
-from nmla.models.ctc import CTCTransformer
-from nmla.models.pretrained import load_model
+from nmla.decoding.greedy import greedy_decode
+from nmla.models.autoregressive import AutoregressiveTransformer
+from nmla.models.pretrained import FILES, load_model, save_model
+from nmla.models.transformer import Transformer
 from nmla.text.tokenizer import BLANK, EOS, Tokenizer
 
 MAX_SOURCE_TOKENS = 512  # longer input is translated in pieces: attention's memory grows with the square
@@ -27,21 +31,32 @@ class Translation:
     parts: int = 1  # into how many pieces a long line was split
 
 
-class Translator:
-    """Translates text with a trained model.
+class Translator(ModelHubMixin):
+    """Translates text with a trained model of any family.
 
     >>> translator = Translator.load(directory)  # doctest: +SKIP
     >>> translator.translate("the old farmer sees a boat tonight")  # doctest: +SKIP
+    >>> translator.push_to_hub("me/my-model")  # doctest: +SKIP
+    >>> translator = Translator.from_pretrained("me/my-model")  # doctest: +SKIP
     """
 
-    def __init__(self, model: CTCTransformer, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
 
     @classmethod
     def load(cls, directory: str | Path) -> "Translator":
-        model = load_model(Path(directory))
-        return cls(model.eval(), Tokenizer.load(Path(directory) / TOKENIZER))
+        model, tokenizer = load_model(Path(directory))
+        return cls(model.eval(), tokenizer)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_model(self.model, self.tokenizer, save_directory)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **download: Any) -> "Translator":
+        if not Path(model_id).is_dir():
+            model_id = snapshot_download(model_id, allow_patterns=[*FILES], **download)
+        return cls.load(model_id)
 
     def translate(self, text: str) -> str:
         return self.translate_batch([text])[0].text
@@ -63,15 +78,24 @@ class Translator:
     def probabilities(self, text: str) -> Tensor:
         """``(T, V)``: what the model would say at each output position; for pictures and inspection."""
         source, lengths = pad([[*self.tokenizer.encode(text), EOS]])
-        return self.model(source, lengths)[0][0].softmax(-1)
+        return self.model(source, lengths).logits[0].softmax(-1)
+
+    @property
+    def max_source_tokens(self) -> int:
+        """The longest input that is translated in one piece."""
+        config = self.model.config
+        if config.positions == "sinusoidal":
+            return MAX_SOURCE_TOKENS
+        return min(MAX_SOURCE_TOKENS, config.max_positions // output_positions(config, 1) - 1)  # and EOS
 
     def _parts(self, text: str) -> list[list[int]]:
         """Token ids in parts that the model can take, each closed by EOS; none for a blank line."""
         tokens = self.tokenizer.encode(text)
         parts = []
-        while len(tokens) > MAX_SOURCE_TOKENS:
-            words = (i for i in range(MAX_SOURCE_TOKENS, 0, -1) if self.tokenizer.starts_word(tokens[i]))
-            end = next(words, MAX_SOURCE_TOKENS)  # a single word that long is split where it must be
+        most = self.max_source_tokens
+        while len(tokens) > most:
+            words = (i for i in range(most, 0, -1) if self.tokenizer.starts_word(tokens[i]))
+            end = next(words, most)  # a single word that long is split where it must be
             parts.append([*tokens[:end], EOS])
             tokens = tokens[end:]
         return [*parts, [*tokens, EOS]] if tokens else parts
@@ -80,7 +104,7 @@ class Translator:
         """Rows of like length together, so that little is padding."""
         batch: list[int] = []
         for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-            if batch and lengths[row] * self.model.config.upsample * (len(batch) + 1) > max_tokens:
+            if batch and output_positions(self.model.config, lengths[row]) * (len(batch) + 1) > max_tokens:
                 yield batch
                 batch = []
             batch.append(row)
@@ -91,13 +115,23 @@ class Translator:
     def _translate(self, sentences: list[list[int]]) -> list[Translation]:
         device = next(self.model.parameters()).device
         source, source_lengths = (tensor.to(device) for tensor in pad(sentences))
-        logits, lengths = self.model(source, source_lengths)
-        outputs = argmax_decode(logits, lengths, blank=BLANK)
+        if isinstance(self.model, AutoregressiveTransformer):
+            written = zip(*greedy_decode(self.model, source, source_lengths), strict=True)
+            return [Translation(self.tokenizer.decode(ids), entropy, used) for ids, entropy, used in written]
+        logits, lengths, *_ = self.model(source, source_lengths)
+        # One token a position: what collapses is a blank, should the model have learned to write it.
+        collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
+        outputs = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
         return [
             # Sentence by sentence: probabilities of the whole batch would double its memory.
             Translation(self.tokenizer.decode(ids), float(torch.special.entr(row[:used].softmax(-1)).sum()), used)
             for ids, row, used in zip(outputs, logits.float(), lengths.tolist(), strict=True)
         ]
+
+
+def output_positions(config: ModelConfig, source_tokens: int) -> int:
+    """Positions that the decoder fills for a source; where it decides by itself, about as many as the source has."""
+    return source_tokens * (config.upsample if config.family in ("ctc", "sctc") else 1)
 
 
 def _join(parts: list[Translation], text: str) -> Translation:

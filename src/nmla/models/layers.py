@@ -1,13 +1,17 @@
-"""The parts that every model is made of: attention, feed-forward, pre-norm layers, positions.
+"""The parts that every model is made of: attention, feed-forward, layers, positions.
 
 Lengths travel with every tensor and become masks, so that padding never changes what stands at a real position.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+# What attention has seen so far, while a sentence is written word by word: the keys and values of each of its modules.
+Cache = dict[nn.Module, Tensor]
 
 
 def length_mask(lengths_B: Tensor, size: int) -> Tensor:
@@ -31,28 +35,44 @@ class Attention(nn.Module):
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
-        self.dropout = 0.0
 
-    def forward(self, queries_BTD: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+    def forward(
+        self,
+        queries_BTD: Tensor,
+        memory_BSD: Tensor,
+        keep_BS: Tensor | None = None,
+        causal: bool = False,
+        cache: Cache | None = None,
+    ) -> Tensor:
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        key, value = self.key_value(memory_BSD).chunk(2, dim=-1)
+        key, value = self._keys_and_values(memory_BSD, queries_BTD is memory_BSD, cache).chunk(2, dim=-1)
         mixed = F.scaled_dot_product_attention(
             split(self.query(queries_BTD)),
             split(key),
             split(value),
-            attn_mask=keep_BS[:, None, None, :],
-            dropout_p=self.dropout if self.training else 0.0,
+            attn_mask=None if keep_BS is None else keep_BS[:, None, None, :],
+            is_causal=causal,
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
+    def _keys_and_values(self, memory_BSD: Tensor, own: bool, cache: Cache | None) -> Tensor:
+        if cache is None:
+            return self.key_value(memory_BSD)
+        if own:  # one position more
+            cache[self] = torch.cat([*([cache[self]] if self in cache else []), self.key_value(memory_BSD)], dim=1)
+        elif self not in cache:  # the encoder's states never change
+            cache[self] = self.key_value(memory_BSD)
+        return cache[self]
+
 
 class Layer(nn.Module):
-    """A pre-norm Transformer layer; with `cross`, it also attends to the encoder. No causal mask: all words at once."""
+    """A Transformer layer, normalised before or after each part; with `cross`, it also attends to the encoder."""
 
-    def __init__(self, width: int, heads: int, feed_forward: int, cross: bool) -> None:
+    def __init__(self, width: int, heads: int, feed_forward: int, cross: bool, pre_norm: bool) -> None:
         super().__init__()
+        self.pre_norm = pre_norm
         self.self_norm = nn.LayerNorm(width)
         self.self_attention = Attention(width, heads)
         self.cross_norm = nn.LayerNorm(width) if cross else None
@@ -62,13 +82,23 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(0.0)
 
     def forward(
-        self, x: Tensor, keep: Tensor, memory: Tensor | None = None, memory_keep: Tensor | None = None
+        self,
+        x: Tensor,
+        keep: Tensor | None,
+        memory: Tensor | None = None,
+        memory_keep: Tensor | None = None,
+        causal: bool = False,
+        cache: Cache | None = None,
     ) -> Tensor:
-        normed = self.self_norm(x)
-        x = x + self.dropout(self.self_attention(normed, normed, keep))
-        if self.cross_attention is not None and self.cross_norm is not None:
-            x = x + self.dropout(self.cross_attention(self.cross_norm(x), memory, memory_keep))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self._part(x, self.self_norm, lambda h: self.self_attention(h, h, keep, causal, cache))
+        if (attend := self.cross_attention) is not None and self.cross_norm is not None:
+            x = self._part(x, self.cross_norm, lambda h: attend(h, memory, memory_keep, cache=cache))
+        return self._part(x, self.feed_forward_norm, self.feed_forward)
+
+    def _part(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return x + self.dropout(part(norm(x)))
+        return norm(x + self.dropout(part(x)))
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
@@ -76,8 +106,6 @@ def set_dropout(model: nn.Module, rate: float) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate
-        elif isinstance(module, Attention):
-            module.dropout = rate
 
 
 def initialise(model: nn.Module, width: int) -> None:

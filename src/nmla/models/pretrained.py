@@ -1,37 +1,97 @@
-"""A model on disk: a directory with config.json and model.safetensors. Nothing in it is ever unpickled."""
+"""A model on disk: a directory with all that it takes to use it. Nothing in it is ever unpickled.
+
+config.json        family, sizes, vocabulary size
+model.safetensors  weights
+tokenizer.model    sentencepiece
+README.md          the model card: what it is and how to use it
+manifest.json      SHA-256 of each of these
+"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
 
+from nmla import __version__
 from nmla.config import ModelConfig
+from nmla.data.corpus import TOKENIZER
 from nmla.errors import DataError, UsageError
-from nmla.files import write_text
+from nmla.files import MANIFEST, verify_manifest, write_manifest, write_text
+from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.ctc import CTCTransformer
+from nmla.models.fixed_length import FixedLengthTransformer
+from nmla.models.transformer import Transformer
+from nmla.text.tokenizer import Tokenizer
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FILES = (CONFIG, WEIGHTS, TOKENIZER, CARD, MANIFEST)
+FAMILIES: dict[str, type[Transformer]] = {
+    "autoregressive": AutoregressiveTransformer,
+    "fixed_length": FixedLengthTransformer,
+    "ctc": CTCTransformer,
+    "sctc": CTCTransformer,
+}
+IN_WORDS = {
+    "autoregressive": "an autoregressive Transformer, which writes one word after the other",
+    "fixed_length": "a non-autoregressive Transformer, which decides on a length and writes all words at once",
+    "ctc": "a non-autoregressive Transformer, which writes all words at once, CTC's blanks and repeats between them",
+    "sctc": "a non-autoregressive Transformer, which writes all words at once, with blanks between them",
+}
 
 
-def save_model(model: CTCTransformer, directory: Path) -> None:
-    config = {"model_type": "ctc", "vocab_size": model.embedding.num_embeddings, **asdict(model.config)}
-    write_text(directory / CONFIG, json.dumps(config, indent=2) + "\n")
+def build_model(config: ModelConfig, vocab_size: int) -> Transformer:
+    return FAMILIES[config.family](config, vocab_size)
+
+
+def save_model(
+    model: Transformer, tokenizer: Tokenizer, directory: Path, about: Mapping[str, str] | None = None
+) -> None:
+    """Write the files of a model into `directory`. `about` goes into the card: what it was trained on, and how."""
+    config = asdict(model.config)
+    settings = {"model_type": config.pop("family"), "vocab_size": model.embedding.num_embeddings, **config}
+    write_text(directory / CONFIG, json.dumps({**settings, "nmla": __version__}, indent=2) + "\n")
     safetensors.torch.save_file(model.state_dict(), directory / WEIGHTS)
+    tokenizer.save(directory / TOKENIZER)
+    write_text(directory / CARD, model_card(model, about or {}))
+    write_manifest(directory, (name for name in FILES if name != MANIFEST))
 
 
-def load_model(directory: Path) -> CTCTransformer:
+def load_model(directory: Path) -> tuple[Transformer, Tokenizer]:
     if not (directory / CONFIG).is_file():
         raise UsageError(f"{directory}: must be a model directory, but holds no {CONFIG}")
     try:
+        verify_manifest(directory)
         config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        if (kind := config.pop("model_type")) != "ctc":
-            raise ValueError(f"model_type must be ctc, but is {kind}")
-        model = CTCTransformer(vocab_size=config.pop("vocab_size"), config=ModelConfig(**config))
+        config.pop("nmla", None)
+        family, vocab_size = config.pop("model_type"), config.pop("vocab_size")
+        model = build_model(ModelConfig(family=family, **config), vocab_size)
         model.load_state_dict(safetensors.torch.load_file(directory / WEIGHTS))
     except (AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{directory}: the model is damaged or of another version: {' '.join(str(error).split())}"
         ) from None
-    return model
+    return model, Tokenizer.load(directory / TOKENIZER)
+
+
+def model_card(model: Transformer, about: Mapping[str, str]) -> str:
+    size = sum(parameter.numel() for parameter in model.parameters())
+    config = model.config
+    lines = [
+        "---",
+        "library_name: nmla",
+        "pipeline_tag: translation",
+        "---",
+        "# A translation model",
+        "",
+        f"This is {IN_WORDS[config.family]}: {size:,} parameters, width {config.d_model}, "
+        f"{config.encoder_layers} + {config.decoder_layers} layers, {model.embedding.num_embeddings:,} tokens.",
+        "",
+        "    import nmla",
+        '    print(nmla.load("this directory").translate("a sentence"))',
+        "",
+        *(f"- {name}: {value}" for name, value in about.items()),
+    ]
+    return "\n".join(lines) + "\n"

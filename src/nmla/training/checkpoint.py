@@ -2,58 +2,71 @@
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
-from nmla.errors import UsageError
-from nmla.files import new_directory, write_text
+from nmla.errors import DataError, UsageError
+from nmla.files import new_directory, verify_manifest, write_manifest, write_text
+from nmla.models.pretrained import WEIGHTS
 from nmla.progress import say
+from nmla.training.feed import Place
+
+OPTIMIZER, PROGRESS = "optimizer.safetensors", "progress.json"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: optimizer steps done, the next batch, and the time it took."""
+    """Where a run stands. Random numbers have no state: each batch draws its own from its place."""
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
+    step: int = 0  # optimizer steps done
+    place: Place = field(default_factory=Place)  # the next batch
     seconds: float = 0.0
+    scores: tuple[tuple[int, float], ...] = ()  # step and BLEU of every validation so far
+    scale: dict[str, float] = field(default_factory=dict)  # of the loss, in fp16
+
+    @classmethod
+    def load(cls, path: Path) -> "Progress":
+        values = json.loads(path.read_text(encoding="utf-8"))
+        scores = tuple((step, score) for step, score in values.pop("scores"))
+        return cls(place=Place(**values.pop("place")), scores=scores, **values)
 
 
-def save_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write a checkpoint under its step; the one before it stays, should this one be damaged."""
+def save_checkpoint(
+    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int
+) -> None:
+    """Write a checkpoint under its step; those before it stay, should this one be damaged, the last `keep` in all."""
     optimizer_state = {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
     with new_directory(directory / f"{progress.step:09d}") as aside:
-        safetensors.torch.save_file(model.state_dict(), aside / "model.safetensors")
-        safetensors.torch.save_file(optimizer_state, aside / "optimizer.safetensors")
-        safetensors.torch.save_file({"torch": torch.get_rng_state()}, aside / "random.safetensors")
-        write_text(aside / "progress.json", json.dumps(asdict(progress)))
-    for old in checkpoints(directory)[:-2]:
+        safetensors.torch.save_file(model.state_dict(), aside / WEIGHTS)
+        safetensors.torch.save_file(optimizer_state, aside / OPTIMIZER)
+        write_text(aside / PROGRESS, json.dumps(asdict(progress)))
+        write_manifest(aside, (WEIGHTS, OPTIMIZER, PROGRESS))
+    for old in numbered(directory)[: -max(keep, 2)]:
         shutil.rmtree(old)
 
 
 def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Bring model, optimizer and random numbers to the newest sound checkpoint, if there is one.
+    """Bring model and optimizer to the newest sound checkpoint, if there is one.
 
     Returns:
         Where the run stands.
     """
-    for path in reversed(checkpoints(directory)):
+    for path in reversed(numbered(directory)):
         try:
-            weights, optimizer_tensors, random = (
-                safetensors.torch.load_file(path / f"{name}.safetensors") for name in ("model", "optimizer", "random")
-            )
-            progress = Progress(**json.loads((path / "progress.json").read_text(encoding="utf-8")))
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            verify_manifest(path)
+            weights, optimizer_tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, OPTIMIZER))
+            progress = Progress.load(path / PROGRESS)
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
             say(f"{path}: the checkpoint is damaged ({error}); going on from the one before it")
             continue
         try:
@@ -62,22 +75,41 @@ def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Op
             raise UsageError(
                 f"{path}: must fit the model, but was made with another vocabulary or size; choose another output"
             ) from None
-        state: dict[int, dict[str, torch.Tensor]] = {}
+        state: dict[int, dict[str, Tensor]] = {}
         for key, value in optimizer_tensors.items():
             index, name = key.split(".")
             state.setdefault(int(index), {})[name] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        torch.set_rng_state(random["torch"])
         return progress
     return Progress()
 
 
-def checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first: an incomplete one never gets a name of digits alone."""
+def average(directories: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights in several model or checkpoint directories, taken in double precision."""
+    total: dict[str, Tensor] = {}
+    types: dict[str, torch.dtype] = {}
+    for directory in directories:
+        try:
+            verify_manifest(directory)
+            weights = safetensors.torch.load_file(directory / WEIGHTS)
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise DataError(f"{directory}: must be a sound model or checkpoint, but: {error}") from None
+        shapes = {name: value.shape for name, value in weights.items()}
+        if total and shapes != {name: value.shape for name, value in total.items()}:
+            raise DataError(f"{directory}: must hold weights of the same names and sizes as the others, but does not")
+        types = {name: value.dtype for name, value in weights.items()}
+        total = {name: value.double() + total.get(name, 0) for name, value in weights.items()}
+    return {name: (value / len(directories)).to(types[name]) for name, value in total.items()}
+
+
+def numbered(directory: Path) -> list[Path]:
+    """Complete checkpoints or models, oldest first: an incomplete one never gets a name of digits alone."""
     return sorted(path for path in directory.glob("*") if path.name.isdigit())
 
 
-def remove_incomplete(directory: Path) -> None:
-    """Remove what a kill in the middle of a write left."""
-    for path in directory.glob(".*"):
-        shutil.rmtree(path)
+def keep_only(directory: Path, steps: Iterable[int]) -> None:
+    """Remove all but the directories of these steps; also what a kill in the middle of a write left."""
+    kept = {f"{step:09d}" for step in steps}
+    for path in directory.glob("*"):
+        if path.name not in kept:
+            shutil.rmtree(path)

@@ -1,64 +1,68 @@
 """The training loop: one for every model and every loss."""
 
-import hashlib
-import itertools
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_fabric import Fabric
+from safetensors import SafetensorError
 
-from nmla.config import Recipe, TrainConfig, load_recipe, recipe_yaml
-from nmla.data.batching import Batch, collate, epoch_batches
-from nmla.data.corpus import TOKENIZER, Corpus, IntArray, shortest_paths
+from nmla.config import Recipe, TrainConfig
+from nmla.data.corpus import Corpus
 from nmla.decoding.translator import Translator
-from nmla.errors import DataError, NmlaError, UsageError
+from nmla.errors import NmlaError, Stopped, UsageError
 from nmla.evaluation.score import mean_entropy, score
-from nmla.files import new_directory, write_text
-from nmla.models.ctc import CTCTransformer
+from nmla.files import new_directory
 from nmla.models.layers import set_dropout
-from nmla.models.pretrained import WEIGHTS, load_model, save_model
+from nmla.models.pretrained import build_model, load_model, save_model
+from nmla.models.transformer import Transformer
 from nmla.progress import progress_bar, say
-from nmla.training.checkpoint import (
-    Progress,
-    checkpoints,
-    load_checkpoint,
-    remove_incomplete,
-    save_checkpoint,
-)
-from nmla.training.objective import DIVERGED, loss_sum, weight
+from nmla.training.checkpoint import Progress, average, keep_only, load_checkpoint, numbered, save_checkpoint
+from nmla.training.feed import Examples, StepData, step_data
+from nmla.training.log import Log, Meter
+from nmla.training.machine import StopSignal, agreed, start_fabric
+from nmla.training.objective import DIVERGED, batch_loss
+from nmla.training.run import begin_run
 from nmla.training.schedule import learning_rate
 
 LOG_EVERY = 10  # steps
+OVERFLOWS = 50  # fp16 steps in a row without a finite gradient, while its scale is found, that are not yet an error
 
 
-def train(recipe: Recipe) -> Path:
+def train(recipe: Recipe, fabric: Fabric | None = None) -> Path:
     """Run the recipe's stages and return the directory of the final model."""
+    fabric = fabric or start_fabric(recipe.machine)
     corpus = Corpus.load(Path(recipe.data.corpus))
-    model = train_stage(recipe, recipe.train, corpus, Path(recipe.output) / "train")
+    model = train_stage(recipe, recipe.train, corpus, Path(recipe.output) / "train", fabric=fabric)
     if recipe.finetune is not None:
-        model = train_stage(recipe, recipe.finetune, corpus, Path(recipe.output) / "finetune", start=model)
+        model = train_stage(recipe, recipe.finetune, corpus, Path(recipe.output) / "finetune", model, fabric)
     return model
 
 
-def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path, start: Path | None = None) -> Path:
+def train_stage(
+    recipe: Recipe,
+    stage: TrainConfig,
+    corpus: Corpus,
+    output: Path,
+    start: Path | None = None,
+    fabric: Fabric | None = None,
+) -> Path:
     """Train one stage, from the weights in `start` or from random ones, and return the directory of its model.
 
-    `output` gets recipe.yaml, start.txt (which weights it began from), log.jsonl, checkpoints/, and at the end model/.
-    Called again, it goes on from the last checkpoint.
+    `output` gets recipe.yaml, start.txt (which weights it began from), log.jsonl, checkpoints/, best/, and at the end
+    model/. Called again, it goes on from the last checkpoint.
     """
-    own_recipe = replace(recipe, train=stage, finetune=None)
-    began_from = hashlib.sha256((start / WEIGHTS).read_bytes()).hexdigest() if start else "random weights"
-    _refuse_another_run(output, own_recipe, began_from)
-    usable = _usable(corpus, recipe, stage)
-    fabric = Fabric(devices=1)
+    fabric = fabric or start_fabric(recipe.machine)
+    examples = Examples.of(corpus, recipe.model, stage)
+    if fabric.is_global_zero:
+        begin_run(output, replace(recipe, train=stage, finetune=None), start)
+        if examples.why:
+            say(examples.why)
+    fabric.barrier()
     torch.manual_seed(recipe.seed)
-    model = load_model(start) if start else CTCTransformer(recipe.model, corpus.tokenizer.vocab_size)
+    model = load_model(start)[0] if start else build_model(recipe.model, corpus.tokenizer.vocab_size)
     set_dropout(model, stage.dropout)
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -68,159 +72,198 @@ def train_stage(recipe: Recipe, stage: TrainConfig, corpus: Corpus, output: Path
         weight_decay=stage.weight_decay,
         fused=True,
     )
-    remove_incomplete(output / "checkpoints")
     progress = load_checkpoint(output / "checkpoints", model, optimizer)
     if progress.step > stage.steps:
         raise UsageError(f"{output}: steps must be at least {progress.step}, which it has done, but is {stage.steps}")
-    write_text(output / "recipe.yaml", recipe_yaml(own_recipe))
-    write_text(output / "start.txt", f"{began_from}\n")
-    network, optimizer = fabric.setup(model, optimizer)
-    translator = Translator(model, corpus.tokenizer)
-    batches = _batches(corpus, usable, recipe, stage, progress)
-    log = _Log(output / "log.jsonl", progress.step)
-    began = time.perf_counter() - progress.seconds
-    losses: list[float] = []
-
-    with progress_bar() as bar, log:
-        task = bar.add_task(output.name, total=stage.steps, completed=progress.step)
-        for step in range(progress.step + 1, stage.steps + 1):
-            network.train()
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, stage)
-            taken = list(itertools.islice(batches, stage.accumulate))
-            total = sum(weight(batch, stage) for batch, _ in taken)
-            loss = 0.0
-            for batch, _ in taken:
-                part = loss_sum(network, batch.to(fabric.device), stage) / total
-                fabric.backward(part)
-                loss += part.item()
-            norm = fabric.clip_gradients(network, optimizer, max_norm=stage.clip_norm, error_if_nonfinite=False)
-            assert norm is not None
-            if not norm.isfinite():
-                raise NmlaError(f"step {step}: the gradient must be finite, but its norm is {norm}; {DIVERGED}")
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss)
-            seconds = time.perf_counter() - began
-            progress = replace(taken[-1][1], step=step, seconds=seconds)
-
-            last, checkpoint = step == stage.steps, step % stage.checkpoint_every == 0
-            if step % LOG_EVERY == 0 or checkpoint or last:  # with a checkpoint, so that a resumed run logs the same
-                mean = float(np.mean(losses))
-                losses.clear()
-                log.write("train", step, seconds, loss=mean, lr=learning_rate(step, stage), gradient_norm=norm.item())
-                bar.update(task, description=f"{output.name}, loss {mean:.3f}")
-            if step % stage.validate_every == 0 or last:
-                valid = validate(translator, corpus)
-                log.write("valid", step, time.perf_counter() - began, **valid)
-                bar.console.print(
-                    f"{output.name} step {step}: valid BLEU {valid['bleu']:.1f}, chrF {valid['chrf']:.1f}, "
-                    f"length ratio {valid['length_ratio']:.2f}, entropy {valid['entropy']:.2f}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-            if checkpoint or last:
-                save_checkpoint(output / "checkpoints", model, optimizer, progress)
-            bar.update(task, completed=step)
-
-    with new_directory(output / "model") as directory:
-        save_model(model, directory)
-        corpus.tokenizer.save(directory / TOKENIZER)
+    run = _Run(recipe, stage, corpus, output, fabric, examples, model, optimizer)
+    try:
+        run.go_on(progress)
+    except RuntimeError as error:
+        if fabric.world_size == 1:
+            raise
+        raise NmlaError(
+            f"a worker of this training has died or cannot be reached ({str(error).splitlines()[0]}); "
+            f"the same command goes on from step {run.saved}"
+        ) from None
+    if fabric.is_global_zero:
+        run.write_final()
+    fabric.barrier()
     return output / "model"
+
+
+class _Run:
+    """One stage while it runs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        stage: TrainConfig,
+        corpus: Corpus,
+        output: Path,
+        fabric: Fabric,
+        examples: Examples,
+        model: Transformer,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.recipe, self.stage, self.corpus, self.output = recipe, stage, corpus, output
+        self.fabric, self.examples, self.model = fabric, examples, model
+        network: Any = torch.compile(model) if recipe.machine.compile else model
+        self.network, self.optimizer = fabric.setup(network, optimizer)
+        self.progress = Progress()
+        self.saved = 0  # the step of the last checkpoint
+        self.overflows = 0
+
+    def go_on(self, progress: Progress) -> None:
+        """Take the steps that are left, to the last or until too many validations brought no gain."""
+        self.progress, self.saved = progress, progress.step
+        fabric, stage = self.fabric, self.stage
+        data = step_data(self.examples, stage, self.recipe.seed, progress.place, fabric.global_rank, fabric.world_size)
+        log = Log(self.output, progress.step, self.recipe.machine.tensorboard, enabled=fabric.is_global_zero)
+        began = time.perf_counter() - progress.seconds
+        meter = Meter()
+        with progress_bar(enabled=fabric.is_global_zero) as bar, log, StopSignal() as stop:
+            task = bar.add_task(self.output.name, total=stage.steps, completed=progress.step)
+            while self.progress.step < stage.steps and not given_up(self.progress, stage):
+                step = self.progress.step + 1
+                taken = next(data)
+                loss, norm = self._step(step, taken)
+                meter.add(loss, taken.totals.tokens)
+                seconds = time.perf_counter() - began
+                self.progress = replace(self.progress, step=step, place=taken.after, seconds=seconds)
+
+                stopping = agreed(stop.number, fabric)
+                last = step == stage.steps
+                checkpoint = last or stopping or step % stage.checkpoint_every == 0
+                if checkpoint or step % LOG_EVERY == 0:  # with a checkpoint, so that a resumed run logs the same
+                    values = meter.read(fabric)
+                    log.write("train", step, seconds, **values, gradient_norm=norm, lr=learning_rate(step, stage))
+                    bar.update(task, description=self._line(values["loss"], norm, values["words_per_second"]))
+                if last or step % stage.validate_every == 0:
+                    self._validate(log, began)
+                    meter.pause()
+                if checkpoint or given_up(self.progress, stage):
+                    self._save()
+                bar.update(task, completed=step)
+                if stopping and not last:
+                    where = f"{self.output}: stopped and saved at step {step}; the same command goes on from there"
+                    raise Stopped(stopping, where)
+        if given_up(self.progress, stage) and fabric.is_global_zero:
+            say(f"{self.output.name}: stopped, as {stage.patience} validations brought no higher BLEU")
+
+    def _step(self, step: int, taken: StepData) -> tuple[float, float]:
+        """One optimizer step; returns its loss and the norm of its gradient."""
+        fabric, stage = self.fabric, self.stage
+        self.network.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, stage)
+        loss = 0.0
+        for i, (place, batch) in enumerate(taken.batches):
+            # Each batch draws random numbers of its own: they depend neither on where a run was stopped nor on how many
+            # devices share it.
+            torch.manual_seed(place.seed(self.recipe.seed))
+            with fabric.no_backward_sync(self.network, enabled=i + 1 < len(taken.batches)):
+                part = batch_loss(
+                    self.network, self.recipe.model, batch.to(fabric.device), stage, taken.totals, step / stage.steps
+                )
+                # Gradients are averaged over devices, but the totals are already those of all devices.
+                fabric.backward(part * fabric.world_size)
+            loss += part.item()
+        norm = fabric.clip_gradients(self.network, self.optimizer, max_norm=stage.clip_norm, error_if_nonfinite=False)
+        assert norm is not None
+        self.overflows = 0 if norm.isfinite() else self.overflows + 1
+        if self.overflows > (OVERFLOWS if self.recipe.machine.precision == "fp16" else 0):
+            raise NmlaError(f"step {step}: the gradient must be finite, but its norm is {norm}; {DIVERGED}")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, norm.item()
+
+    def _line(self, loss: float, norm: float, rate: float) -> str:
+        skipped = f", {self.examples.skipped} pairs skipped" if self.examples.skipped else ""
+        return f"{self.output.name}: loss {loss:.3f}, gradient {norm:.2f}, {rate:,.0f} words/s{skipped}"
+
+    def _validate(self, log: Log, began: float) -> None:
+        """Translate the validation set, on one device while the others wait; keep the model if it is a good one."""
+        step, bleu = self.progress.step, 0.0
+        if self.fabric.is_global_zero:
+            valid = validate(Translator(self.model, self.corpus.tokenizer), self.corpus)
+            bleu = valid["bleu"]
+            log.write("valid", step, time.perf_counter() - began, **valid)
+            say(
+                f"{self.output.name} step {step}: valid BLEU {bleu:.1f}, chrF {valid['chrf']:.1f}, "
+                f"length ratio {valid['length_ratio']:.2f}, entropy {valid['entropy']:.2f}"
+            )
+        bleu = self.fabric.broadcast(bleu)
+        self.progress = replace(self.progress, scores=(*self.progress.scores, (step, bleu)))
+        if self.fabric.is_global_zero:
+            best = best_steps(self.progress)[: self.stage.keep_best]
+            if step in best:
+                self._write_model(self.output / "best" / f"{step:09d}", step)
+            keep_only(self.output / "best", best)
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+            progress = replace(self.progress, scale=scaler.state_dict() if scaler else {})
+            try:
+                save_checkpoint(
+                    self.output / "checkpoints", self.model, self.optimizer, progress, keep=self.stage.keep_last
+                )
+            except (OSError, SafetensorError) as error:
+                raise NmlaError(
+                    f"{self.output / 'checkpoints'}: step {progress.step} must be saved, but: {error}; "
+                    f"mend that, and the same command goes on from step {self.saved}"
+                ) from None
+        self.saved = self.progress.step
+
+    def write_final(self) -> None:
+        """Write model/: the last weights, the best, or an average, as the recipe says."""
+        step = self.progress.step
+        if self.stage.final == "best":
+            step = best_steps(self.progress)[0]
+            self.model = load_model(self.output / "best" / f"{step:09d}")[0]
+        elif self.stage.final == "average":
+            kept = numbered(self.output / "checkpoints")
+            say(f"{self.output.name}: the model is the average of the checkpoints {', '.join(p.name for p in kept)}")
+            self.model.load_state_dict(average(kept))
+        self._write_model(self.output / "model", step)
+
+    def _write_model(self, directory: Path, step: int) -> None:
+        about = {
+            "loss": self.stage.loss,
+            "steps": str(step),
+            "training pairs": f"{len(self.examples.target):,}",
+            "seed": str(self.recipe.seed),
+        }
+        scores = dict(self.progress.scores)
+        if step in scores and (directory.parent.name == "best" or self.stage.final != "average"):
+            about["validation BLEU"] = f"{scores[step]:.2f}"
+        with new_directory(directory) as aside:
+            save_model(self.model, self.corpus.tokenizer, aside, about)
+
+
+def best_steps(progress: Progress) -> list[int]:
+    """The steps of all validations, best first; of equals the earlier."""
+    return [step for step, _ in sorted(progress.scores, key=lambda of: (-of[1], of[0]))]
+
+
+def given_up(progress: Progress, stage: TrainConfig) -> bool:
+    """Whether the last `patience` validations all brought no gain."""
+    if not stage.patience or not progress.scores:
+        return False
+    best = best_steps(progress)[0]
+    return sum(step > best for step, _ in progress.scores) >= stage.patience
 
 
 def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
     """Translate the validation set as a user would, and score it."""
     translator.model.eval()
     translations = translator.translate_batch(corpus.valid_source)
-    scores = score([t.text for t in translations], [corpus.valid_target])
+    most = max(map(len, corpus.valid_targets))
+    references = [[of_line[r] if r < len(of_line) else None for of_line in corpus.valid_targets] for r in range(most)]
+    scores = score([t.text for t in translations], references)
     return {
         "bleu": scores.bleu,
         "chrf": scores.chrf,
         "length_ratio": scores.length_ratio,
         "entropy": mean_entropy(translations),
     }
-
-
-def _usable(corpus: Corpus, recipe: Recipe, stage: TrainConfig) -> IntArray:
-    """The pairs that can be trained on: the target fits into the output, and the output into a batch."""
-    positions = _positions(corpus, recipe)
-    targets = corpus.train_target
-    too_short = shortest_paths(targets) > positions
-    too_long = positions > stage.max_tokens
-    usable = np.flatnonzero(~too_short & ~too_long & (targets.lengths > 0))
-    if not len(usable):
-        raise DataError("at least one target must fit into upsample x source length positions, but none does")
-    if len(usable) < len(positions):
-        say(
-            f"{len(positions) - len(usable)} of {len(positions)} pairs are skipped: {too_short.sum()} targets need "
-            f"more positions, {too_long.sum()} outputs are longer than max_tokens"
-        )
-    return usable
-
-
-def _positions(corpus: Corpus, recipe: Recipe) -> IntArray:
-    """Output positions of each pair; a source has one token more than the corpus holds, EOS."""
-    return (corpus.train_source.lengths + 1) * recipe.model.upsample
-
-
-def _batches(
-    corpus: Corpus, usable: IntArray, recipe: Recipe, stage: TrainConfig, progress: Progress
-) -> Iterator[tuple[Batch, Progress]]:
-    """Batches without end from where `progress` stands, each with where the run stands after it."""
-    positions = _positions(corpus, recipe)[usable]
-    for epoch in itertools.count(progress.epoch):
-        order = epoch_batches(positions, stage.max_tokens, recipe.seed, epoch)
-        for i in range(progress.batch if epoch == progress.epoch else 0, len(order)):
-            batch = collate(corpus.train_source, corpus.train_target, usable[order[i]])
-            yield batch, Progress(epoch=epoch, batch=i + 1)
-
-
-def _refuse_another_run(output: Path, recipe: Recipe, began_from: str) -> None:
-    """Refuse to go on with a run that other settings or other weights began.
-
-    More steps are no other run, nor is a run that was moved, and one without a checkpoint is nothing to go on with.
-    """
-    if not checkpoints(output / "checkpoints"):
-        return
-    old, new = (_flat(asdict(r)) for r in (load_recipe(output / "recipe.yaml"), recipe))
-    changed = [
-        f"{key} {old.get(key)} -> {new.get(key)}"
-        for key in old | new
-        if old.get(key) != new.get(key) and key not in ("output", "train.steps")
-    ]
-    if changed:
-        raise UsageError(
-            f"{output}: a run must keep its settings, but {', '.join(changed)}; "
-            "choose another output, or remove this one"
-        )
-    if (output / "start.txt").read_text(encoding="utf-8").strip() != began_from:
-        raise UsageError(f"{output}: began from other weights than there are now; remove it to train this stage anew")
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-class _Log:
-    """JSON lines, one a record; when a run goes on, what came after its checkpoint is dropped and written again."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        kept = [line for line in text.split("\n")[:-1] if json.loads(line)["step"] <= step]  # a kill may cut the last
-        write_text(path, "".join(f"{line}\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, event: str, step: int, seconds: float, **values: float) -> None:
-        record = {"event": event, "step": step, "seconds": round(seconds, 3), **values}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def __enter__(self) -> "_Log":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

@@ -1,0 +1,75 @@
+"""Where a training runs: devices, processes, machines, and the signals that stop it."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from nmla.config import PRECISIONS, MachineConfig
+from nmla.errors import UsageError
+
+
+def start_fabric(machine: MachineConfig) -> Fabric:
+    """Start the processes that the recipe asks for, or join those that torchrun or SLURM has started."""
+    devices, nodes = processes(machine)
+    try:
+        fabric = Fabric(
+            accelerator=machine.accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+            precision=PRECISIONS[machine.precision],  # type: ignore[arg-type]
+        )
+        fabric.launch()
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise UsageError(
+            f"machine: these settings must suit this machine, but: {' '.join(str(error).split())}"
+        ) from None
+    return fabric
+
+
+def processes(machine: MachineConfig) -> tuple[int, int]:
+    """Processes on each machine, and machines."""
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        local = int(env["LOCAL_WORLD_SIZE"])
+        return local, int(env["WORLD_SIZE"]) // local
+    if "SLURM_NTASKS" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(env.get("SLURM_NNODES", "1"))
+        return int(env["SLURM_NTASKS"]) // nodes, nodes
+    return machine.devices, machine.nodes
+
+
+def agreed(number: int, fabric: Fabric) -> int:
+    """The signal that any process has received, or 0: all must stop after the same step."""
+    if fabric.world_size == 1:
+        return number
+    received: Any = fabric.all_reduce(torch.tensor(number, device=fabric.device), reduce_op="max")
+    return int(received)
+
+
+class StopSignal:
+    """Takes the first Ctrl-C or SIGTERM as a wish to save and stop after the current step, a second as an order."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():  # only there may signals be handled
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            raise KeyboardInterrupt
+        self.number = number

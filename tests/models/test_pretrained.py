@@ -1,0 +1,87 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nmla.config import ModelConfig
+from nmla.data.corpus import Corpus
+from nmla.decoding.translator import Translator
+from nmla.errors import DataError, UsageError
+from nmla.models.pretrained import FAMILIES, FILES, build_model, load_model, save_model
+
+SMALL = ModelConfig(d_model=32, heads=4, feed_forward=64, encoder_layers=1, decoder_layers=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(digits):
+    return Corpus.load(digits / "corpus").tokenizer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_model_loads_as_it_was(family, tokenizer, tmp_path):
+    config = replace(SMALL, family=family, norm="post", positions="learned", upsample=2)
+    model = build_model(config, tokenizer.vocab_size)
+    save_model(model, tokenizer, tmp_path, {"loss": "some loss"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    loaded, loaded_tokenizer = load_model(tmp_path)
+    assert loaded.config == config
+    assert type(loaded) is FAMILIES[family]
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+    assert loaded_tokenizer.model == tokenizer.model
+    assert "- loss: some loss" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_is_damaged_is_told(name, tokenizer, tmp_path):
+    save_model(build_model(SMALL, tokenizer.vocab_size), tokenizer, tmp_path)
+    damaged = tmp_path / name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(DataError, match=r"the model is damaged|must hold"):
+        load_model(tmp_path)
+    damaged.unlink()
+    with pytest.raises(UsageError if name == "config.json" else DataError):
+        load_model(tmp_path)
+
+
+def test_no_model_is_told_apart(tmp_path):
+    with pytest.raises(UsageError, match=r"must be a model directory, but holds no config\.json"):
+        load_model(tmp_path)
+
+
+def test_unknown_family_is_refused(tokenizer, tmp_path):
+    save_model(build_model(SMALL, tokenizer.vocab_size), tokenizer, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "diffusion"}))
+    with pytest.raises(DataError, match="damaged"):
+        load_model(tmp_path)
+
+
+def test_translator_saves_pushes_and_comes_back(copy_run, tmp_path, monkeypatch):
+    translator = Translator.load(copy_run / "train" / "model")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    translator.save_pretrained(tmp_path / "mine")
+    assert (tmp_path / "mine" / "notes.txt").exists()
+    assert Translator.from_pretrained(tmp_path / "mine").translate("1 2 3") == translator.translate("1 2 3")
+
+    import huggingface_hub.hub_mixin
+
+    pushed = {}
+
+    class Hub:
+        def __init__(self, token=None):
+            pass
+
+        def create_repo(self, repo_id, **_):
+            return type("Url", (), {"repo_id": repo_id})
+
+        def upload_folder(self, *, repo_id, folder_path, **_):
+            pushed[repo_id] = sorted(path.name for path in folder_path.iterdir())
+            return "url"
+
+    monkeypatch.setattr(huggingface_hub.hub_mixin, "HfApi", Hub)
+    translator.push_to_hub("me/model")
+    assert pushed == {"me/model": sorted(FILES)}
