@@ -49,7 +49,7 @@ def examples(desk):
         name: subprocess.run(
             COMMANDS[name].example, shell=True, cwd=desk, env=ENVIRONMENT, capture_output=True, text=True
         )
-        for name in ("prepare", "train", "translate", "score", "demo")
+        for name in ("prepare", "train", "average", "translate", "score", "demo")
     }
 
 

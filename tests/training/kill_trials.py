@@ -21,8 +21,8 @@ from nmla.config import Recipe, parse_recipe
 
 RECIPE = """
 model: {d_model: 16, heads: 2, feed_forward: 32, encoder_layers: 1, decoder_layers: 1, upsample: 2}
-train: {steps: 6, warmup_steps: 3, max_tokens: 200, dropout: 0.1, validate_every: 3, checkpoint_every: 2, keep_last: 2}
-finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, dropout: 0.1, validate_every: 3, checkpoint_every: 1}
+train: {steps: 6, warmup_steps: 3, max_tokens: 200, validate_every: 3, checkpoint_every: 2, keep_last: 2}
+finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, validate_every: 3, checkpoint_every: 1}
 """
 INSIDE, ANYWHERE = 16, 20
 

@@ -114,7 +114,9 @@ def test_sigterm_stops_all_processes_and_saves(start, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, err
     assert err.count("stopped and saved at step") == 1
     assert list((tmp_path / "run" / "train" / "checkpoints").glob("0*"))
-    assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
+    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

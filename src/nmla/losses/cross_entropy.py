@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .inputs import check_arguments, check_lengths, check_normalised, full_precision, in_use
+from .inputs import check_arguments, check_lengths, check_normalised, full_precision, full_type, in_use
 
 LENGTH_CLASSES = 256
 
@@ -43,7 +43,7 @@ def cross_entropy_loss(
     log_p_BT = full_precision(log_probs.gather(2, targets.unsqueeze(-1)).squeeze(-1)).masked_fill(padding_BT, 0.0)
     loss_B = -(1 - label_smoothing) * log_p_BT.sum(1)
     if label_smoothing:
-        mean_BT = full_precision(log_probs.masked_fill(padding_BT.unsqueeze(-1), 0.0)).mean(-1)
+        mean_BT = log_probs.mean(-1, dtype=full_type(log_probs)).masked_fill(padding_BT, 0.0)
         loss_B = loss_B - label_smoothing * mean_BT.sum(1)
     return loss_B
 

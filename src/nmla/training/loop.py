@@ -112,10 +112,13 @@ class _Run:
         self.progress = Progress()
         self.saved = 0  # the step of the last checkpoint
         self.overflows = 0
+        self.scaler = getattr(fabric.strategy.precision, "scaler", None)  # of the loss, in fp16
 
     def go_on(self, progress: Progress) -> None:
         """Take the steps that are left, to the last or until too many validations brought no gain."""
         self.progress, self.saved = progress, progress.step
+        if self.scaler is not None and progress.scale:
+            self.scaler.load_state_dict(progress.scale)
         fabric, stage = self.fabric, self.stage
         data = step_data(self.examples, stage, self.recipe.seed, progress.place, fabric.global_rank, fabric.world_size)
         log = Log(self.output, progress.step, self.recipe.machine.tensorboard, enabled=fabric.is_global_zero)
@@ -202,8 +205,7 @@ class _Run:
 
     def _save(self) -> None:
         if self.fabric.is_global_zero:
-            scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-            progress = replace(self.progress, scale=scaler.state_dict() if scaler else {})
+            progress = replace(self.progress, scale=self.scaler.state_dict() if self.scaler else {})
             try:
                 save_checkpoint(
                     self.output / "checkpoints", self.model, self.optimizer, progress, keep=self.stage.keep_last
