@@ -28,7 +28,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("digits")
     train = write_digits(directory / "train.txt", 2000, seed=1)
     valid = write_digits(directory / "valid.txt", 100, seed=2)
-    prepare(train=(train, train), valid=(valid, valid), output=directory / "corpus", vocab_size=16)
+    prepare(train=[(train, train)], valid=[(valid, valid)], output=directory / "corpus", vocab_size=16)
     return directory
 
 

@@ -123,7 +123,7 @@ def test_checkpoint_of_another_model_is_refused(digits, short, tmp_path):
     recipe, _ = short
     train(recipe)
     text = digits / "valid.txt"
-    prepare(train=(text, text), valid=(text, text), output=tmp_path / "other" / "corpus", vocab_size=17)
+    prepare(train=[(text, text)], valid=[(text, text)], output=tmp_path / "other" / "corpus", vocab_size=17)
     moved = replace(recipe, data=DataConfig(str(tmp_path / "other" / "corpus")))
     recorded = tmp_path / "run" / "train" / "recipe.yaml"
     recorded.write_text(recorded.read_text().replace(recipe.data.corpus, moved.data.corpus))
@@ -139,7 +139,7 @@ def test_diverged_training_stops_with_what_to_do(digits, tmp_path):
 def test_pair_larger_than_a_batch_is_skipped_and_counted(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("1 2 3\n" * 5 + "1 2 3 " * 500 + "\n")
-    prepare(train=(text, text), valid=(text, text), output=tmp_path / "corpus", vocab_size=9)
+    prepare(train=[(text, text)], valid=[(text, text)], output=tmp_path / "corpus", vocab_size=9)
     train(copy_recipe(tmp_path, tmp_path / "run", "train.steps=1", "finetune=null"))
     assert "1 of 6 pairs are skipped: 0 targets need more positions, 1 outputs are longer" in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_targets_that_fit_nowhere_are_refused(tmp_path, digits):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("1\n" * 5)
     target.write_text("1 2 3 4 5 6 7 8 9\n" * 5)
-    prepare(train=(source, target), valid=(source, target), output=tmp_path / "digits" / "corpus", vocab_size=16)
+    prepare(train=[(source, target)], valid=[(source, target)], output=tmp_path / "digits" / "corpus", vocab_size=16)
     with pytest.raises(DataError, match="at least one target must fit"):
         train(copy_recipe(tmp_path / "digits", tmp_path / "run", "train.steps=1"))
     assert not (tmp_path / "run").exists()

@@ -133,7 +133,7 @@ def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
     """Translate the validation set as a user would, and score it."""
     translator.model.eval()
     translations = translator.translate_batch(corpus.valid_source)
-    scores = score([t.text for t in translations], [corpus.valid_target])
+    scores = score([t.text for t in translations], [[targets[0] for targets in corpus.valid_targets]])
     return {
         "bleu": scores.bleu,
         "chrf": scores.chrf,
