@@ -39,8 +39,7 @@ class TokenStore:
     """Sentences of token ids; ``store[i]`` is the i-th. They lie in shards, each (tokens, offsets)."""
 
     def __init__(self, shards: Sequence[tuple[TokenArray, IntArray]]) -> None:
-        # A view as plain array is still mapped, and twice as quick to slice as a memmap.
-        self.shards = [(tokens.view(np.ndarray), offsets.view(np.ndarray)) for tokens, offsets in shards]
+        self.shards = list(shards)
         self._starts = [0, *np.cumsum([len(offsets) - 1 for _, offsets in self.shards]).tolist()]
 
     @classmethod
@@ -149,7 +148,7 @@ def _map(path: Path) -> Any:
     kind = "u" if path.name.endswith("tokens.npy") else "i"
     if array.ndim != 1 or array.dtype.kind != kind:
         raise ValueError(f"{path.name} must be a row of whole numbers")
-    return array.view(np.ndarray)
+    return array.view(np.ndarray)  # still mapped, and quicker to slice than a memmap
 
 
 def _join_offsets(arrays: Sequence[IntArray]) -> IntArray:

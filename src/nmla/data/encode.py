@@ -66,7 +66,9 @@ def _sample(train: Sequence[tuple[Path, ...]], share: float) -> Iterator[str]:
         for item in parse_block(block):
             if rng.random() < share and not isinstance(item, Dropped):
                 _, source, targets = item
-                yield from (text for text in (source, *targets) if text.strip())
+                with_text = [text for text in targets if text.strip()]
+                if source.strip() and with_text:
+                    yield from (source, *with_text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class _Zstd:
 
     def _decompress(self, file: BinaryIO) -> Iterator[bytes]:
         frame = None
-        while piece := file.read(1 << 10):  # a kilobyte can become 32 megabytes
+        while piece := file.read(1 << 8):  # so few bytes can become 8 megabytes
             while piece:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(piece)
