@@ -1,13 +1,17 @@
 import gzip
+import io
 import lzma
 import tracemalloc
 
 import pytest
+import sentencepiece
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nmla.errors import DataError, UsageError
 from nmla.text.lines import MAX_LINE_BYTES, bounded_line, open_text, read_lines
-from nmla.text.tokenizer import BLANK, EOS, PAD, UNK, Tokenizer
+from nmla.text.tokenizer import _SPECIAL, BLANK, EOS, PAD, UNK, Tokenizer
 
 TEXT = ["the cat sat on the mat today", "a dog barks loudly at night"] * 20
 
@@ -102,6 +106,40 @@ def test_saved_tokenizer_loads(tokenizer, tmp_path):
 def test_impossible_vocabulary_size_names_the_possible(size, must):
     with pytest.raises(UsageError, match=f"vocab_size must be {must} for this text, but is {size}"):
         Tokenizer.learn(TEXT, vocab_size=size)
+
+
+ODD = st.text(
+    st.sampled_from("acdt  \u0301\u0308\u00a8\u00a0\u3000\u200b\u2028\u2581\u2585\ufb01\u00e4\t\n猫"), max_size=12
+)
+
+
+@given(st.lists(ODD, max_size=4))
+def test_word_by_word_is_as_at_one_go(tokenizer, texts):
+    """Sentencepiece itself is asked for whole sentences, with all that its normalisation does to spaces."""
+    assert tokenizer._word_by_word
+    assert tokenizer.encode_batch(texts) == tokenizer._pieces.encode(texts)
+
+
+def test_model_with_tokens_across_words_is_not_asked_word_by_word(tmp_path):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=60,
+        split_by_whitespace=False,
+        **_SPECIAL,
+    )
+    tokenizer = Tokenizer(model.getvalue())
+    assert not tokenizer._word_by_word
+    assert tokenizer.encode(TEXT[0]) == tokenizer._pieces.encode(TEXT[0])
+
+
+def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
+    monkeypatch.setattr("nmla.text.tokenizer._WORDS_LENGTH", 10)
+    for word in ("catcat", "matmat", "satsat", "dogdog"):
+        assert tokenizer.encode(word) == tokenizer._pieces.encode(word)
+    assert len(tokenizer._words) <= 3
 
 
 def test_batch_is_encoded_as_one_by_one(tokenizer):

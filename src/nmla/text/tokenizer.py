@@ -13,6 +13,7 @@ from nmla.text.lines import require_file
 
 PAD, UNK, BOS, EOS, BLANK = range(5)
 _WORD_START = "▁"
+_WORDS_LENGTH = 1 << 21  # how many letters of words are remembered, about; it takes some 50 MB
 _JOINER = re.compile("@@( |$)")
 _SPECIAL: dict[str, Any] = {
     "pad_id": PAD,
@@ -39,6 +40,9 @@ class Tokenizer:
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         # Byte-pair encoding has every letter also inside a word; units all follow a space.
         self.pretokenised = all(self.starts_word(token) for token in range(BLANK + 1, self.vocab_size))
+        self._word_by_word = self._tokens_stay_in_words()
+        self._words: dict[str, list[int]] = {}
+        self._words_length = 0
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -97,11 +101,28 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
-        return list(self._pieces.encode(text))
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each of `texts`; quicker than one by one."""
-        return list(self._pieces.encode(texts, num_threads=1))
+        """Token ids of each of `texts`. Words come again and again, so sentencepiece is only asked for new ones."""
+        if not self._word_by_word:
+            return list(self._pieces.encode(texts, num_threads=1))
+        if self._words_length > _WORDS_LENGTH:
+            self._words.clear()
+            self._words_length = 0
+        words = self._words
+        split = [text.split(" ") for text in texts]
+        new = [word for word in set[str]().union(*split) if word not in words]
+        words.update(zip(new, self._pieces.encode(new, num_threads=1), strict=True))
+        self._words_length += sum(map(len, new))
+        return [[token for word in line for token in words[word]] for line in split]
+
+    def _tokens_stay_in_words(self) -> bool:
+        """Whether a sentence's tokens are those of its words, as they are unless a model was made in another way."""
+        apart = self._pieces.piece_to_id(_WORD_START) != UNK or self.pretokenised
+        inside = any(_WORD_START in self.piece(token)[1:] for token in range(self.vocab_size))
+        same = self._pieces.encode(" a  a ") == [token for _ in range(2) for token in self._pieces.encode("a")]
+        return apart and same and not inside
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`; PAD, BOS, EOS and BLANK are silent, and "@@" joins."""
