@@ -5,7 +5,8 @@
 Without files it makes its own text. `nmla prepare` reads, checks, encodes and writes a whole corpus, with a vocabulary
 that is there already; sentencepiece encodes the same lines from memory, in its own threads and in a pool of processes,
 and the faster of these is the measure. Rivals take turns, and the best of the turns counts, so that a busy moment of
-the machine hits all of them. Peak memory is the sum over all processes of `prepare`, seen twenty times a second (Linux).
+the machine hits all of them. Peak memory is the sum over all processes of `prepare`, looked at twenty times a second
+(Linux).
 """
 
 import argparse
