@@ -305,8 +305,8 @@ def test_vocabulary_is_learnt_from_a_bounded_sample(tmp_path, monkeypatch):
     [
         (b"", b"", "must hold at least one line, but is empty"),
         (b"a\nb\n", b"a\n", "must have as many lines as each other, but have 2 and 1"),
-        (b"a\n", b"\xff\n", "at least one pair must have text on both sides, but none has"),
-        (b"\n\n", b"a\nb\n", "must have text on both sides, but none has"),
+        (b"a\n", b"\xff\n", "at least one pair must have usable text on both sides, but none has"),
+        (b"\n\n", b"a\nb\n", "must have usable text on both sides, but none has"),
     ],
 )
 @pytest.mark.parametrize("split", ["train", "valid"])

@@ -37,11 +37,11 @@ class Rules:
 
 def learn_tokenizer(train: Sequence[tuple[Path, ...]], share: float, vocab_size: int, pretokenised: bool) -> bytes:
     """A vocabulary of both sides, from about `share` of the pairs; the same ones each time."""
-    texts = _sample(train, share)
-    try:
-        first = next(texts)
-    except StopIteration:
-        raise none_usable(train) from None
+    lost: list[Dropped] = []
+    texts = _sample(train, share, lost)
+    first = next(texts, None)
+    if first is None:
+        raise none_usable(train, lost)
     if not pretokenised:
         return Tokenizer.learn(chain([first], texts), vocab_size).model
     counts: Counter[str] = Counter()
@@ -55,16 +55,20 @@ def learn_tokenizer(train: Sequence[tuple[Path, ...]], share: float, vocab_size:
     return Tokenizer.of_units(counts, vocab_size).model
 
 
-def none_usable(pairs: Sequence[tuple[Path, ...]]) -> DataError:
+def none_usable(pairs: Sequence[tuple[Path, ...]], lost: Sequence[Dropped] = ()) -> DataError:
     names = ", ".join(" and ".join(map(str, files)) for files in pairs)
-    return DataError(f"{names}: at least one pair must have text on both sides, but none has that is usable")
+    why = f" ({lost[0]})" if lost else ""
+    return DataError(f"{names}: at least one pair must have usable text on both sides, but none has{why}")
 
 
-def _sample(train: Sequence[tuple[Path, ...]], share: float) -> Iterator[str]:
+def _sample(train: Sequence[tuple[Path, ...]], share: float, lost: list[Dropped]) -> Iterator[str]:
+    """Both sides of some pairs; the first that cannot be used goes to `lost`."""
     rng = random.Random(1)
     for block in read_blocks(train):
         for item in parse_block(block):
-            if rng.random() < share and not isinstance(item, Dropped):
+            if isinstance(item, Dropped):
+                lost[:] = lost or [item]
+            elif rng.random() < share:
                 _, source, targets = item
                 with_text = [text for text in targets if text.strip()]
                 if source.strip() and with_text:
