@@ -503,6 +503,19 @@ def test_killed_run_goes_on_to_the_same_bytes(language, tmp_path):
     assert content(tmp_path / "corpus") == expected
 
 
+def test_text_that_changes_is_refused(pair, tokenizer, tmp_path, monkeypatch):
+    blocks = pairs.read_blocks
+
+    def growing(files):
+        for path in files[0]:
+            path.write_bytes(path.read_bytes() + b"one\n")
+        return blocks(files)
+
+    monkeypatch.setattr(module, "read_blocks", growing)
+    with pytest.raises(DataError, match="must not change while it is read, but had 30 lines and then 31"):
+        prepare(train=[pair], valid=[pair], output=tmp_path / "corpus", tokenizer=tokenizer)
+
+
 def test_two_runs_do_not_share_their_work(language, tmp_path, monkeypatch):
     arguments, _ = language
 

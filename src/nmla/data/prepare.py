@@ -201,12 +201,13 @@ def _encode(
     """Write all parts that are not there yet; returns how many there are."""
     parts = work / "parts"
     task = bar.add_task("encoding", total=lines)
-    count = 0
+    count, read = 0, 0
     sizes: list[int] = []
 
     def jobs() -> Iterator[tuple[int, Block, bytes, Rules, Path, bool]]:
-        nonlocal count
+        nonlocal count, read
         for block in read_blocks(train):
+            read += len(block.lines[0])
             if report_path(parts, count).exists():
                 bar.advance(task, len(block.lines[0]))
             else:
@@ -218,6 +219,8 @@ def _encode(
         if lost is not None and settings["bad"] == "refuse":
             raise DataError(f"{lost}; mend it, or let such pairs be dropped")
         bar.advance(task, sizes[done])
+    if read != lines:
+        raise DataError(f"the training text must not change while it is read, but had {lines} lines and then {read}")
     return count
 
 
