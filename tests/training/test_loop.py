@@ -139,7 +139,7 @@ def test_diverged_training_stops_with_what_to_do(digits, tmp_path):
 def test_pair_larger_than_a_batch_is_skipped_and_counted(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("1 2 3\n" * 5 + "1 2 3 " * 500 + "\n")
-    prepare(train=[(text, text)], valid=[(text, text)], output=tmp_path / "corpus", vocab_size=9)
+    prepare(train=[(text, text)], valid=[(text, text)], output=tmp_path / "corpus", vocab_size=9, max_tokens=4096)
     train(copy_recipe(tmp_path, tmp_path / "run", "train.steps=1", "finetune=null"))
     assert "1 of 6 pairs are skipped: 0 targets need more positions, 1 outputs are longer" in capsys.readouterr().err
 
