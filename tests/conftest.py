@@ -33,7 +33,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digits_corpus(train: Path, valid: Path, output: Path, vocab_size: int = 16) -> None:
-    prepare(train=(train, train), valid=(valid, valid), output=output, vocab_size=vocab_size)
+    prepare(train=[(train, train)], valid=[(valid, valid)], output=output, vocab_size=vocab_size)
 
 
 def copy_recipe(digits: Path, output: Path, *overrides: str) -> Recipe:

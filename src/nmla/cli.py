@@ -33,9 +33,25 @@ def run_demo(args: argparse.Namespace) -> None:
 def run_prepare(args: argparse.Namespace) -> None:
     from nmla.data.prepare import prepare
 
-    counts = prepare(train=tuple(args.train), valid=tuple(args.valid), output=args.output, vocab_size=args.vocab_size)
+    if args.tokenizer is not None and args.vocab_size is not None:
+        raise UsageError("--vocab-size must not be given with --tokenizer, which has a vocabulary already")
+    counts = prepare(
+        train=args.train,
+        valid=args.valid,
+        output=args.output,
+        vocab_size=32000 if args.vocab_size is None else args.vocab_size,
+        tokenizer=args.tokenizer,
+        pretokenised=args.pretokenised,
+        group=args.group,
+        max_tokens=args.max_tokens,
+        max_ratio=args.max_ratio,
+        upsample=args.upsample,
+        bad=args.bad,
+        processes=args.processes,
+    )
     for name, count in counts.items():
-        print(f"{name}\t{count}")
+        if count or "_dropped_" not in name:
+            print(f"{name}\t{count}")
 
 
 def run_train(args: argparse.Namespace) -> None:
@@ -127,6 +143,7 @@ class Command:
     options: dict[str, dict[str, Any]]
 
 
+FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "metavar": "FILE"}
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
 
 COMMANDS = {
@@ -141,14 +158,43 @@ COMMANDS = {
         },
     ),
     "prepare": Command(
-        "make a corpus from parallel text: one sentence a line, aligned by line number",
+        "make a corpus from parallel text; called again after a stop, it goes on",
         "nmla prepare --train train.en train.de --valid valid.en valid.de --vocab-size 300 --output corpora/mine",
         run_prepare,
         {
-            "--train": {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")},
-            "--valid": {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")},
+            "--train": {
+                **FILES,
+                "help": "source and target, one sentence a line, aligned by line number; or one .tsv file (source TAB "
+                "target [TAB more targets]) or .jsonl file (source and target, or targets, by these names). All may "
+                "also end in .gz, .xz or .zst. Give it again for more files",
+            },
+            "--valid": {**FILES, "help": "the same for validation; kept as text"},
             "--output": {"type": Path, "required": True, "help": "the corpus directory to make"},
-            "--vocab-size": {"type": int, "default": 32000, "help": "size of the joint vocabulary (default: 32000)"},
+            "--vocab-size": {"type": int, "help": "size of the joint vocabulary to learn (default: 32000)"},
+            "--tokenizer": {
+                "type": Path,
+                "help": "a tokenizer.model, corpus or model whose vocabulary is used instead",
+            },
+            "--pretokenised": {
+                "action": "store_true",
+                "help": "the text is split by spaces already, with @@ where a word goes on; each unit becomes a token",
+            },
+            "--group": {
+                "action": "store_true",
+                "help": "lines with the same source, wherever they stand, become one with several references",
+            },
+            "--max-tokens": {"type": int, "default": 1024, "help": "longest side of a training pair (default: 1024)"},
+            "--max-ratio": {"type": float, "help": "longest side in terms of the other, in tokens (default: any)"},
+            "--upsample": {
+                "type": int,
+                "help": "drop targets that a model of this upsample has too few positions for (default: keep them)",
+            },
+            "--bad": {
+                "choices": ("drop", "refuse"),
+                "default": "drop",
+                "help": "what to do with unusable pairs: drop and list them (default), or stop at the first",
+            },
+            "--processes": {"type": int, "help": "how many encode at once (default: one a core)"},
         },
     ),
     "train": Command(

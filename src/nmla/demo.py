@@ -117,8 +117,8 @@ def _prepare(sentences: list[Sentence], output: Path) -> None:
         write_text(text / f"{split}.source", "".join(f"{sentence.source}\n" for sentence in of_split))
         write_text(text / f"{split}.target", "".join(f"{sentence.target}\n" for sentence in of_split))
     prepare(
-        train=(text / "train.source", text / "train.target"),
-        valid=(text / "valid.source", text / "valid.target"),
+        train=[(text / "train.source", text / "train.target")],
+        valid=[(text / "valid.source", text / "valid.target")],
         output=output / "corpus",
         vocab_size=VOCAB_SIZE,
     )

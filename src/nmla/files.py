@@ -1,5 +1,6 @@
 """Writing so that nobody ever sees half of a file or of a directory."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,16 +10,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nmla.errors import DataError, UsageError
+
 MANIFEST = "manifest.json"
 
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` in one step: aside, synced, renamed."""
+    write_bytes(path, text.encode("utf-8", errors="surrogateescape"))  # as the names of files come
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` in one step: aside, synced, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(aside, 0o644)  # mkstemp makes it private
@@ -26,6 +34,45 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+    _sync(path.parent)
+
+
+@contextmanager
+def kept_directory(path: Path) -> Iterator[Path]:
+    """Yield a hidden directory beside `path` for work that may be stopped and go on; it is there again the next time.
+
+    It goes when the block ends well, or by an error that would come again. Only one process may have it.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    aside.mkdir(parents=True, exist_ok=True)
+    with (aside / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{path}: must be made by one process at a time, but another is at it") from None
+        try:
+            yield aside
+        except (UsageError, DataError):
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear_directory(path: Path) -> None:
+    """Remove what `kept_directory` holds."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != "lock":
+            entry.unlink()
+
+
+def publish(directory: Path, path: Path) -> None:
+    """Give a finished directory its name, in one step, once it is safely on the disk."""
+    for file in directory.rglob("*"):
+        _sync(file)
+    _sync(directory)
+    os.rename(directory, path)
     _sync(path.parent)
 
 

@@ -1,13 +1,15 @@
+import hashlib
 import itertools
 import json
+import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmla.data.corpus import Corpus, TokenStore, shortest_paths, write_store
-from nmla.data.prepare import prepare
+from nmla.data.corpus import Corpus, Shard, TokenStore, shortest_paths
 from nmla.errors import DataError, UsageError
 
 
@@ -16,93 +18,136 @@ def test_corpus_holds_what_was_prepared(digits):
     lines = (digits / "train.txt").read_text().splitlines()
     assert len(corpus.train_source) == len(lines)
     assert [corpus.tokenizer.decode(corpus.train_source[i].tolist()) for i in range(20)] == lines[:20]
-    assert corpus.valid_targets == [[line] for line in (digits / "valid.txt").read_text().splitlines()]
-    assert isinstance(corpus.train_source.tokens, np.memmap)
-    assert json.loads((digits / "corpus" / "manifest.json").read_text())["train_pairs"] == len(lines)
+    assert corpus.references.tolist() == list(range(len(lines) + 1))
+    valid = (digits / "valid.txt").read_text().splitlines()
+    assert corpus.valid_source == valid
+    assert corpus.valid_targets == [[line] for line in valid]
+    assert isinstance(corpus.train_source.shards[0][0].base, np.memmap)
+
+
+def test_manifest_tells_counts_settings_inputs_and_hashes(digits):
+    manifest = json.loads((digits / "corpus" / "manifest.json").read_text())
+    assert manifest["counts"]["train_pairs"] == 2000
+    assert manifest["settings"]["vocab_size"] == 16
+    text = (digits / "train.txt").read_bytes()
+    assert manifest["inputs"]["train"][0] == {
+        "path": str(digits / "train.txt"),
+        "bytes": len(text),
+        "sha256": hashlib.sha256(text).hexdigest(),
+        "lines": 2000,
+        "text_bytes": len(text),
+    }
+    files = {path.name: path.read_bytes() for path in (digits / "corpus").iterdir() if path.name != "manifest.json"}
+    assert manifest["files"] == {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())
+    }
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
-def test_store_gives_sentences_back(tmp_path, vocab_size, dtype):
-    sentences = [[5, 6], [], [vocab_size - 1]]
-    write_store(tmp_path, "x", sentences, vocab_size)
-    store = TokenStore.load(tmp_path, "x")
+def test_shard_gives_sentences_back(tmp_path, vocab_size, dtype):
+    Shard.of([([5, 6], [[7]]), ([vocab_size - 1], [[], [8, 9]])], vocab_size).save(tmp_path, "x")
+    shard = Shard.load(tmp_path, "x")
+    assert shard.source_tokens.dtype == dtype
+    assert shard.source_tokens.tolist() == [5, 6, vocab_size - 1]
+    assert shard.target_offsets.tolist() == [0, 1, 1, 3]
+    assert shard.references.tolist() == [1, 2]
+
+
+SENTENCES = st.lists(st.lists(st.integers(5, 7), max_size=6), max_size=8)
+
+
+@given(st.lists(SENTENCES, max_size=4))
+def test_store_is_its_shards_one_after_the_other(shards):
+    store = TokenStore([TokenStore.of(shard, 100).shards[0] for shard in shards])
+    sentences = list(itertools.chain.from_iterable(shards))
     assert [store[i].tolist() for i in range(len(store))] == sentences
-    assert store.tokens.dtype == dtype
-    assert store.lengths.tolist() == [2, 0, 1]
+    assert store.lengths.tolist() == [len(sentence) for sentence in sentences]
+    backwards = np.arange(len(sentences))[::-1]
+    assert [sentence.tolist() for sentence in store.take(backwards)] == sentences[::-1]
+    with pytest.raises(IndexError, match="sentence must be in"):
+        store[len(sentences)]
 
 
-@given(st.lists(st.lists(st.integers(5, 7), max_size=6), max_size=8))
-def test_shortest_path_has_a_blank_between_equal_neighbours(sentences):
-    tokens = np.array([token for sentence in sentences for token in sentence], dtype=np.uint16)
-    offsets = np.cumsum([0, *(len(sentence) for sentence in sentences)]).astype(np.int64)
+@given(st.lists(SENTENCES, max_size=3), st.integers(1, 5))
+def test_shortest_path_has_a_blank_between_equal_neighbours(shards, at_once):
+    store = TokenStore([TokenStore.of(shard, 100).shards[0] for shard in shards])
+    sentences = itertools.chain.from_iterable(shards)
     expected = [len(s) + sum(a == b for a, b in itertools.pairwise(s)) for s in sentences]
-    assert shortest_paths(TokenStore(tokens, offsets)).tolist() == expected
+    with mock.patch("nmla.data.corpus.TOKENS_AT_ONCE", at_once):
+        assert shortest_paths(store).tolist() == expected
+
+
+def test_directory_without_manifest_is_no_corpus(tmp_path):
+    with pytest.raises(UsageError, match="make one with `nmla prepare`"):
+        Corpus.load(tmp_path)
 
 
 @pytest.fixture
-def pair(tmp_path):
-    source, target = tmp_path / "a.en", tmp_path / "a.de"
-    source.write_text("one two three\n" * 30)
-    target.write_text("eins zwei drei\n" * 30)
-    return source, target
+def copy(digits, tmp_path):
+    return shutil.copytree(digits / "corpus", tmp_path / "copy")
 
 
-def test_pairs_with_an_empty_side_are_dropped_and_counted(pair, tmp_path):
-    pair[0].write_text("one two three\n" * 27 + " \none\n\u200b\n")
-    pair[1].write_text("eins zwei drei\n" * 27 + "eins\n\neins\n")
-    counts = prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
-    assert (counts["train_pairs"], counts["train_dropped_empty"]) == (27, 3)
+@pytest.mark.parametrize("damage", [b"\x93NUMPY", b"", None])
+def test_every_damaged_or_missing_file_is_told(copy, damage):
+    for path in sorted(copy.iterdir()):
+        data = path.read_bytes()
+        if path.name == "manifest.json" and damage is None:
+            continue
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage)
+        with pytest.raises(DataError, match=r"damaged .*; make it anew with `nmla prepare`"):
+            Corpus.load(copy)
+        path.write_bytes(data)
+    Corpus.load(copy)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "message"),
+    ("name", "values", "message"),
     [
-        (b"", b"", "must hold at least one line, but is empty"),
-        (b"a\nb\n", b"a\n", "must have as many lines as each other, but have 2 and 1"),
-        (b"a\n", b"\xff\n", "must be UTF-8"),
-        (b"\n\n", b"a\nb\n", "must have text on both sides, but none has"),
+        ("source.offsets", lambda old: old[::-1], "do not fit its tokens"),
+        ("target.offsets", lambda old: old + 1, "do not fit its tokens"),
+        ("references", lambda old: old * 0, "as many targets as"),
+        ("references", lambda old: old.astype(np.float32), "row of whole numbers"),
+        ("source.tokens", lambda old: old.view(np.int16), "row of whole numbers"),
     ],
 )
-def test_unusable_text_is_refused_and_nothing_is_left(pair, tmp_path, source, target, message):
-    valid = (tmp_path / "v.en", tmp_path / "v.de")
-    valid[0].write_bytes(source)
-    valid[1].write_bytes(target)
-    before = sorted(tmp_path.iterdir())
+def test_arrays_that_cannot_be_are_told(copy, name, values, message):
+    """Of the right size, but wrong inside: found without reading all tokens."""
+    path = copy / f"train-00000.{name}.npy"
+    np.save(path, values(np.load(path)))
     with pytest.raises(DataError, match=message):
-        prepare(train=pair, valid=valid, output=tmp_path / "corpus", vocab_size=24)
-    assert sorted(tmp_path.iterdir()) == before
+        Corpus.load(copy)
 
 
-def test_training_text_without_a_letter_is_refused_as_such(pair, tmp_path):
-    for path in pair:
-        path.write_text(" \n" * 30)
-    with pytest.raises(DataError, match="must have text on both sides, but none has"):
-        prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"train_pairs": 2000', '"train_pairs": 2001'),
+        ('"files": {', '"other": {'),
+        ('"shards": [', '"shards": 7, "x": ['),
+        ("{", "["),
+    ],
+)
+def test_damaged_manifest_is_told(copy, old, new):
+    manifest = copy / "manifest.json"
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match="damaged"):
+        Corpus.load(copy)
 
 
-def test_existing_output_is_never_overwritten(pair, tmp_path):
-    output = tmp_path / "corpus"
-    output.mkdir()
-    (output / "precious").write_text("x")
-    with pytest.raises(UsageError, match="must not exist yet"):
-        prepare(train=pair, valid=pair, output=output, vocab_size=24)
-    assert (output / "precious").read_text() == "x"
+@pytest.mark.parametrize("version", [1, 99])
+def test_corpus_of_another_version_is_refused(copy, version):
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 2', f'"version": {version}'))
+    with pytest.raises(DataError, match=f"its version must be 2, but is {version}.*make it anew"):
+        Corpus.load(copy)
 
 
-def test_no_corpus_and_damaged_corpus_are_told_apart(pair, tmp_path):
-    with pytest.raises(UsageError, match="make one with `nmla prepare`"):
+def test_corpus_of_the_first_version_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"version": 1, "train_pairs": 3}')
+    with pytest.raises(DataError, match=r"its version must be 2, but is 1.*make it anew"):
         Corpus.load(tmp_path)
-    prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
-    tokens = tmp_path / "corpus" / "train.source.tokens.npy"
-    for damaged in (b"\x93NUMPY", b""):
-        tokens.write_bytes(damaged)
-        with pytest.raises(DataError, match="damaged"):
-            Corpus.load(tmp_path / "corpus")
-
-
-def test_corpus_of_another_version_is_refused(pair, tmp_path):
-    prepare(train=pair, valid=pair, output=tmp_path / "corpus", vocab_size=24)
-    manifest = tmp_path / "corpus" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
-    with pytest.raises(DataError, match="its version must be 1, but is 99"):
-        Corpus.load(tmp_path / "corpus")

@@ -25,7 +25,7 @@ def language(tmp_path_factory):
     for name, part in (("train", sentences[:TRAIN]), ("valid", sentences[TRAIN : TRAIN + VALID])):
         (directory / f"{name}.source").write_text("".join(f"{sentence.source}\n" for sentence in part))
         (directory / f"{name}.target").write_text("".join(f"{sentence.target}\n" for sentence in part))
-    pairs = {name: (directory / f"{name}.source", directory / f"{name}.target") for name in ("train", "valid")}
+    pairs = {name: [(directory / f"{name}.source", directory / f"{name}.target")] for name in ("train", "valid")}
     prepare(**pairs, output=directory / "corpus", vocab_size=280)
     return directory / "corpus", sentences[TRAIN + VALID :]
 

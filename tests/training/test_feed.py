@@ -5,35 +5,19 @@ import numpy as np
 import pytest
 
 from nmla.config import ModelConfig, TrainConfig
-from nmla.data.corpus import Corpus
+from nmla.data.corpus import Corpus, TokenStore
 from nmla.errors import DataError
 from nmla.training.feed import Examples, Place, step_data
 
 CONFIG = ModelConfig(d_model=16, heads=2, feed_forward=32, encoder_layers=1, decoder_layers=1, upsample=2)
 
 
-class Store(list):
-    """Sentences in memory, as a TokenStore gives them."""
-
-    @property
-    def lengths(self):
-        return np.array([len(sentence) for sentence in self])
-
-    @property
-    def tokens(self):
-        return np.concatenate([np.array(sentence, dtype=np.uint16) for sentence in self])
-
-    @property
-    def offsets(self):
-        return np.cumsum([0, *self.lengths])
-
-
 def corpus_of(pairs):
     """A corpus of (source, [references])."""
-    references = [r for _, of_source in pairs for r in of_source]
-    counts = np.cumsum([0, *(len(of_source) for _, of_source in pairs)])
-    fields = {"train_source": Store([s for s, _ in pairs]), "train_target": Store(references), "references": counts}
-    return type("Corpus", (), fields)()
+    store = TokenStore.of((source for source, _ in pairs), 100)
+    targets = TokenStore.of((target for _, targets in pairs for target in targets), 100)
+    references = np.cumsum([0, *(len(targets) for _, targets in pairs)])
+    return Corpus(None, store, targets, references, [], [])
 
 
 PAIRS = [

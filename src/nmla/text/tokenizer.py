@@ -2,8 +2,9 @@
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -12,14 +13,36 @@ from nmla.text.lines import require_file
 
 PAD, UNK, BOS, EOS, BLANK = range(5)
 _WORD_START = "▁"
+_WORDS_LENGTH = 1 << 21  # how many letters of words are remembered, about; it takes some 50 MB
+_JOINER = re.compile("@@( |$)")
+_SPECIAL: dict[str, Any] = {
+    "pad_id": PAD,
+    "unk_id": UNK,
+    "bos_id": BOS,
+    "eos_id": EOS,
+    "control_symbols": ["<blank>"],
+    "character_coverage": 1.0,
+    "max_sentence_length": 1 << 20,
+    "num_threads": 1,  # the result must not depend on the machine
+    "minloglevel": 2,
+}
 
 
 class Tokenizer:
-    """A sentencepiece model whose first ids are PAD, UNK, BOS, EOS and BLANK."""
+    """A sentencepiece model whose first ids are PAD, UNK, BOS, EOS and BLANK.
+
+    `pretokenised` tells its kind: either it splits raw text by byte-pair encoding, or the text comes split by spaces,
+    with "@@" at the end of what the next unit continues, and each unit is a token.
+    """
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        # Byte-pair encoding has every letter also inside a word; units all follow a space.
+        self.pretokenised = all(self.starts_word(token) for token in range(BLANK + 1, self.vocab_size))
+        self._word_by_word = self._tokens_stay_in_words()
+        self._words: dict[str, list[int]] = {}
+        self._words_length = 0
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -42,15 +65,28 @@ class Tokenizer:
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=vocab_size,
-                character_coverage=1.0,
-                pad_id=PAD,
-                unk_id=UNK,
-                bos_id=BOS,
-                eos_id=EOS,
-                control_symbols=["<blank>"],
-                max_sentence_length=1 << 20,
-                num_threads=1,  # the result must not depend on the machine
-                minloglevel=2,
+                **_SPECIAL,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise _vocabulary_error(vocab_size, str(error)) from None
+        return cls(model.getvalue())
+
+    @classmethod
+    def of_units(cls, counts: Mapping[str, int], vocab_size: int) -> "Tokenizer":
+        """The most frequent units of text that is already split, each a token."""
+        if vocab_size <= BLANK + 1:
+            raise UsageError(f"vocab_size must be at least {BLANK + 2}, but is {vocab_size}")
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(f"{unit}\t{count}" for unit, count in sorted(counts.items())),
+                input_format="tsv",
+                model_writer=model,
+                model_type="word",
+                normalization_rule_name="identity",
+                vocab_size=vocab_size,
+                use_all_vocab=len(counts) + BLANK + 1 <= vocab_size,
+                **_SPECIAL,
             )
         except (RuntimeError, ValueError) as error:
             raise _vocabulary_error(vocab_size, str(error)) from None
@@ -65,11 +101,33 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without special tokens."""
-        return list(self._pieces.encode(text))
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each of `texts`. Words come again and again, so sentencepiece is only asked for new ones."""
+        if not self._word_by_word:
+            return list(self._pieces.encode(texts, num_threads=1))
+        if self._words_length > _WORDS_LENGTH:
+            self._words.clear()
+            self._words_length = 0
+        words = self._words
+        split = [text.split(" ") for text in texts]
+        new = [word for word in set[str]().union(*split) if word not in words]
+        words.update(zip(new, self._pieces.encode(new, num_threads=1), strict=True))
+        self._words_length += sum(map(len, new))
+        return [[token for word in line for token in words[word]] for line in split]
+
+    def _tokens_stay_in_words(self) -> bool:
+        """Whether a sentence's tokens are those of its words, as they are unless a model was made in another way."""
+        apart = self._pieces.piece_to_id(_WORD_START) != UNK or self.pretokenised
+        inside = any(_WORD_START in self.piece(token)[1:] for token in range(self.vocab_size))
+        same = self._pieces.encode(" a  a ") == [token for _ in range(2) for token in self._pieces.encode("a")]
+        return apart and same and not inside
 
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`; PAD, BOS, EOS and BLANK are silent."""
-        return str(self._pieces.decode(ids))
+        """The text of `ids`; PAD, BOS, EOS and BLANK are silent, and "@@" joins."""
+        text = str(self._pieces.decode(ids))
+        return _JOINER.sub("", text) if self.pretokenised else text
 
     def piece(self, token: int) -> str:
         """The token as people read it in tables: "▁" marks the start of a word."""

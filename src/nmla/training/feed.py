@@ -77,11 +77,9 @@ class Examples:
         )
 
     def batch(self, indices: IntArray) -> Batch:
-        sources = [self.corpus.train_source[i] for i in self.source[indices]]
-        references = [
-            [self.corpus.train_target[t] for t in self.target[first : first + count]]
-            for first, count in zip(self.first[indices], self.count[indices], strict=True)
-        ]
+        sources = self.corpus.train_source.take(self.source[indices])
+        chosen = zip(self.first[indices].tolist(), self.count[indices].tolist(), strict=True)
+        references = [self.corpus.train_target.take(self.target[first : first + count]) for first, count in chosen]
         return collate(sources, references, self.together)
 
 
