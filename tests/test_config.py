@@ -27,9 +27,9 @@ def test_texts_are_taken_as_typed():
     assert parse_recipe(RECIPE, ["data.corpus=12:30"]).data.corpus == "12:30"
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_recipes_that_come_with_the_project_are_sound(path):
-    assert load_recipe(path).output == f"runs/{path.stem}"
+    assert load_recipe(path).output == f"runs/{path.relative_to(RECIPES).with_suffix('')}"
 
 
 def test_yaml_of_a_recipe_reads_back_equal():
