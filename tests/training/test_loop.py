@@ -263,6 +263,18 @@ def test_compiled_model_trains_to_the_same_weights(digits, tmp_path, monkeypatch
     assert same(weights(one), weights(train(copy_recipe(digits, tmp_path / "two", *settings))))
 
 
+def test_tensorboard_shows_what_the_log_has(digits, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(copy_recipe(digits, tmp_path, "train.steps=10", "finetune=null", "machine.tensorboard=true"))
+    board = EventAccumulator(str(tmp_path / "train" / "tensorboard"))
+    board.Reload()
+    (loss,) = board.Scalars("train/loss")
+    assert loss.step == 10
+    assert loss.value == pytest.approx(records(tmp_path / "train")[0]["loss"])
+    assert board.Scalars("valid/bleu")
+
+
 def test_machine_that_is_not_there_is_refused(digits, tmp_path):
     with pytest.raises(UsageError, match="machine: must suit this machine, but"):
         train(copy_recipe(digits, tmp_path, "machine.accelerator=tpu"))

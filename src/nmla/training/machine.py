@@ -26,9 +26,7 @@ def start_fabric(machine: MachineConfig) -> Fabric:
         )
         fabric.launch()
     except (ValueError, RuntimeError, ImportError) as error:
-        raise UsageError(
-            f"machine: must suit this machine, but: {' '.join(str(error).split())}"
-        ) from None
+        raise UsageError(f"machine: must suit this machine, but: {' '.join(str(error).split())}") from None
     return fabric
 
 
