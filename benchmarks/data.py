@@ -22,9 +22,12 @@ from pathlib import Path
 
 import sentencepiece
 
-from nmla.data.corpus import TOKENIZER
+from nmla.config import ModelConfig, TrainConfig
+from nmla.data.batching import epoch_batches
+from nmla.data.corpus import TOKENIZER, Corpus
 from nmla.data.synthetic import HEADLINE, generate
 from nmla.text.lines import read_lines
+from nmla.training.feed import Examples
 
 PAIRS = 100_000  # of generated text
 VOCAB_SIZE, GENERATED_VOCAB_SIZE = 32000, 400
@@ -32,6 +35,8 @@ TURNS = 2
 LINES_AT_ONCE = 4096
 CORES = len(os.sched_getaffinity(0))
 MIB = 1 << 20
+MAX_TOKENS = 8192  # positions in a batch
+SOME_BATCHES = 200  # are made, to time it
 
 
 def generated(directory: Path) -> list[Path]:
@@ -139,6 +144,33 @@ def prepare_table(train: list[list[Path]], directory: Path, vocab_size: int, tur
     return min(best[name] for name in rivals) / ours, max(encoding_peak, learning_peak)
 
 
+def batches_table(corpus: Corpus) -> float:
+    """Padding in the batches of one epoch, and what it takes to make them; returns the worst share of padding."""
+    print("\n## Batches of one epoch\n")
+    header("model", "batches", "output positions", "source padding", "target padding", "in all", "ms a batch")
+    worst = 0.0
+    for family, loss in (("ctc", "ctc"), ("autoregressive", "cross_entropy")):
+        config, stage = ModelConfig(family=family), TrainConfig(steps=1, loss=loss, max_tokens=MAX_TOKENS)
+        examples = Examples.of(corpus, config, stage)
+        start = time.perf_counter()
+        batches = epoch_batches(examples.costs, examples.widths, stage.max_tokens, seed=1, epoch=0)
+        sorting = time.perf_counter() - start
+        some = batches[:SOME_BATCHES]
+        start = time.perf_counter()
+        for batch in some:
+            examples.batch(batch)
+        milliseconds = 1000 * ((time.perf_counter() - start) / len(some) + sorting / len(batches))
+        sides = (corpus.train_source.lengths[examples.source] + 1, examples.widths)
+        used = [int(side.sum()) for side in sides]
+        room = [sum(len(batch) * int(side[batch].max()) for batch in batches) for side in sides]
+        padding = [1 - u / r for u, r in zip([*used, sum(used)], [*room, sum(room)], strict=True)]
+        shares = (f"{share:.1%}" for share in padding)
+        print(row(family, len(batches), f"{examples.costs.sum():,}", *shares, f"{milliseconds:.2f}"))
+        worst = max(worst, padding[2])
+    print("\nWhat a batch costs beside a training step is in benchmarks/training.py.")
+    return worst
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the data pipeline costs.")
     parser.add_argument("--train", nargs=2, action="append", type=Path, metavar=("SOURCE", "TARGET"))
@@ -151,12 +183,12 @@ def main() -> None:
         train = args.train or [generated(directory)]
         vocab_size = args.vocab_size or (VOCAB_SIZE if args.train else GENERATED_VOCAB_SIZE)
         ratio, peak = prepare_table(train, directory, vocab_size, args.turns)
-        # A table of what feeding batches costs beside training, and how much of them is padding, belongs here: it can
-        # read the corpus at directory / "learnt".
+        padding = batches_table(Corpus.load(directory / "learnt"))
         print("\n## The bars\n")
         header("what", "measured", "bar", "met")
         verdict("prepare, x sentencepiece alone", ratio, 0.8, at_least=True)
         verdict("peak memory of all processes, GB", peak * MIB / 1e9, 1)
+        verdict("share of padding in batches", padding, 0.1)
 
 
 if __name__ == "__main__":
