@@ -43,8 +43,8 @@ def cross_entropy_loss(
     log_p_BT = full_precision(log_probs.gather(2, targets.unsqueeze(-1)).squeeze(-1)).masked_fill(padding_BT, 0.0)
     loss_B = -(1 - label_smoothing) * log_p_BT.sum(1)
     if label_smoothing:
-        mean_BT = full_precision(log_probs.masked_fill(padding_BT.unsqueeze(-1), 0.0)).mean(-1)
-        loss_B = loss_B - label_smoothing * mean_BT.sum(1)
+        mean_BT = full_precision(log_probs).mean(-1)
+        loss_B = loss_B - label_smoothing * mean_BT.masked_fill(padding_BT, 0.0).sum(1)
     return loss_B
 
 
