@@ -1,5 +1,10 @@
 """A language that a tiny model learns in seconds: copy the digits."""
 
+import os
+
+# Before torch is loaded, and for all processes that tests start: on matrices this small a second thread only waits.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import random
 from pathlib import Path
 

@@ -5,12 +5,12 @@ has never used a second thread can do.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -24,25 +24,24 @@ model: {d_model: 16, heads: 2, feed_forward: 32, encoder_layers: 1, decoder_laye
 train: {steps: 6, warmup_steps: 3, max_tokens: 200, validate_every: 3, checkpoint_every: 2, keep_last: 2}
 finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, validate_every: 3, checkpoint_every: 1}
 """
-INSIDE, ANYWHERE = 16, 20
+INSIDE, ANYWHERE = 14, 18
 
 
-def in_child(recipe: Recipe, kill_at_write: int | None = None, kill_after: float | None = None) -> bool:
-    """Train in a child; whether it was killed: at the n-th step of writing checkpoints, or after so many seconds."""
+def in_child(recipe: Recipe, kill_at_write: int | None = None, kill_at_event: int | None = None) -> bool:
+    """Train in a child; whether it was killed: at the n-th step of writing checkpoints, or at the n-th call of all."""
     child = os.fork()
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             if kill_at_write is not None:
                 kill_within_checkpoints(kill_at_write)
+            if kill_at_event is not None:
+                kill_at_call(kill_at_event, Path(recipe.output).with_suffix(".events"))
             loop.train(recipe)
         except BaseException as error:
             print(f"child failed: {error!r}", flush=True)
             os._exit(1)
         os._exit(0)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "a child failed"
     return os.WIFSIGNALED(status)
@@ -76,6 +75,25 @@ def kill_within_checkpoints(number: int) -> None:
         setattr(nmla.files.os, name, counted(getattr(os, name)))
 
 
+def kill_at_call(number: int, total: Path) -> None:
+    """Make this process kill itself at the n-th call of any function; should it live, write down how many there were."""
+    calls = itertools.count(1)
+
+    def count(*_):
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train = loop.train
+
+    def counted(recipe):
+        train(recipe)
+        sys.setprofile(None)
+        total.write_text(str(next(calls)))
+
+    loop.train = counted
+    sys.setprofile(count)
+
+
 def fingerprint(output: Path) -> str:
     files = sorted(output.glob("*/model/*")) + sorted(output.glob("*/best/*/*"))
     return hashlib.sha256(b"".join(f"{p.relative_to(output)}".encode() + p.read_bytes() for p in files)).hexdigest()
@@ -88,9 +106,9 @@ def main(corpus: Path, workplace: Path) -> None:
     def recipe(name: str) -> Recipe:
         return parse_recipe(RECIPE, [f"data.corpus={corpus}", f"output={workplace / name}"])
 
-    began = time.perf_counter()
-    assert not in_child(recipe("whole"))
-    duration = time.perf_counter() - began
+    workplace.mkdir()
+    assert not in_child(recipe("whole"), kill_at_event=0)
+    events = int((workplace / "whole.events").read_text())
     expected = fingerprint(workplace / "whole")
     killed = {"inside": 0, "anywhere": 0}
     different = []
@@ -100,7 +118,7 @@ def main(corpus: Path, workplace: Path) -> None:
             dead = in_child(recipe(name), kill_at_write=1 + trial * 4 + rng.randrange(4))
             killed["inside"] += dead
         else:
-            dead = in_child(recipe(name), kill_after=rng.uniform(0.02, duration))
+            dead = in_child(recipe(name), kill_at_event=rng.randrange(1, events * 9 // 10))
             killed["anywhere"] += dead
         assert not in_child(recipe(name))
         leftovers = [p.name for p in (workplace / name).rglob("*") if p.name.startswith(".")]

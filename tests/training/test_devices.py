@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from conftest import COPY_RECIPE
 from nmla.config import MachineConfig
-from nmla.training.machine import processes
+from nmla.training.machine import explained, processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SMALL = (
@@ -117,6 +117,29 @@ def test_sigterm_stops_all_processes_and_saves(start, tmp_path):
     while any(os.path.exists(f"/proc/{worker}") for worker in workers):
         assert time.monotonic() < deadline + 60
         time.sleep(0.1)
+
+
+def test_refused_run_stops_all_processes_with_one_line(start, tmp_path):
+    finish(start("run", "finetune=null"))
+    process = start("run", "machine.devices=2", "finetune=null", "train.learning_rate=1")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err.count("a run must keep its settings") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "lower max_tokens"),
+        ("Connection closed by peer [127.0.0.1]:1234", "a worker of this training has died"),
+        ("mat1 and mat2 shapes cannot be multiplied", ""),
+    ],
+)
+def test_errors_of_torch_that_a_user_can_mend(message, why):
+    told = explained(RuntimeError(message))
+    assert why in told
+    assert bool(why) == bool(told)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from nmla.progress import progress_bar, say
 from nmla.training.checkpoint import Progress, average, keep_only, load_checkpoint, numbered, save_checkpoint
 from nmla.training.feed import Examples, StepData, step_data
 from nmla.training.log import Log, Meter
-from nmla.training.machine import StopSignal, agreed, start_fabric
+from nmla.training.machine import StopSignal, agreed, explained, start_fabric
 from nmla.training.objective import DIVERGED, batch_loss
 from nmla.training.run import begin_run
 from nmla.training.schedule import learning_rate
@@ -56,11 +56,16 @@ def train_stage(
     """
     fabric = fabric or start_fabric(recipe.machine)
     examples = Examples.of(corpus, recipe.model, stage)
+    refused: NmlaError | None = None
     if fabric.is_global_zero:
-        begin_run(output, replace(recipe, train=stage, finetune=None), start)
+        try:
+            begin_run(output, replace(recipe, train=stage, finetune=None), start)
+        except NmlaError as error:
+            refused = error
         if examples.why:
             say(examples.why)
-    fabric.barrier()
+    if refused := fabric.broadcast(refused):  # all processes stop, none is left waiting
+        raise refused
     torch.manual_seed(recipe.seed)
     model = load_model(start)[0] if start else build_model(recipe.model, corpus.tokenizer.vocab_size)
     set_dropout(model, stage.dropout)
@@ -78,16 +83,13 @@ def train_stage(
     run = _Run(recipe, stage, corpus, output, fabric, examples, model, optimizer)
     try:
         run.go_on(progress)
+        if fabric.is_global_zero:
+            run.write_final()
+        fabric.barrier()
     except RuntimeError as error:
-        if fabric.world_size == 1:
+        if not (why := explained(error)):
             raise
-        raise NmlaError(
-            f"a worker of this training has died or cannot be reached ({str(error).splitlines()[0]}); "
-            f"the same command goes on from step {run.saved}"
-        ) from None
-    if fabric.is_global_zero:
-        run.write_final()
-    fabric.barrier()
+        raise NmlaError(f"{output}: {why} ({str(error).splitlines()[0]}); saved up to step {run.saved}") from None
     return output / "model"
 
 

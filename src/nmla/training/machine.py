@@ -42,6 +42,16 @@ def processes(machine: MachineConfig) -> tuple[int, int]:
     return machine.devices, machine.nodes
 
 
+def explained(error: RuntimeError) -> str:
+    """What the user can do about an error of torch's, or nothing."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return "a batch must fit into memory, but does not; lower max_tokens and raise accumulate in its place"
+    if any(word in text for word in ("closed by peer", "Connection", "Broken pipe", "Timed out", "NCCL", "gloo")):
+        return "a worker of this training has died or cannot be reached; the same command goes on"
+    return ""
+
+
 def agreed(number: int, fabric: Fabric) -> int:
     """The signal that any process has received, or 0: all must stop after the same step."""
     if fabric.world_size == 1:
