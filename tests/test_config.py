@@ -61,6 +61,8 @@ def test_yaml_of_a_recipe_reads_back_equal():
         (["train.references=together"], "together needs a loss of ('ngram', 'combined', 'bag'), but is 'ctc'"),
         (["finetune.combine=[0.5,0.6]"], "combine must hold weights of at least 0 that sum to 1, but is [0.5, 0.6]"),
         (["train.glance_to=2"], "glance_to must be in [0, 1], but is 2.0"),
+        (["train.loss=ngram", "train.glance_from=0.5"], "glancing needs a loss of ('cross_entropy', 'ctc', 'sctc')"),
+        (["train.label_smoothing=0.1"], "label_smoothing needs the loss cross_entropy, but is 'ctc'"),
         (["train.patience=-1"], "patience must be at least 0, but is -1"),
         (["train.dropout=1"], "dropout must be in [0, 1), but is 1.0"),
         (["model.heads=3"], "model.heads must divide d_model 512, but is 3"),

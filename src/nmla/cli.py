@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nmla import __version__
-from nmla.errors import NmlaError, UsageError
+from nmla.errors import NmlaError, Stopped, UsageError
 
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
@@ -67,8 +67,8 @@ def run_train(args: argparse.Namespace) -> None:
         if fabric.is_global_zero:
             print(model)
     except NmlaError as error:
-        # What all processes find, one of them tells; what befell one alone, it must tell itself.
-        if fabric.is_global_zero or type(error) is NmlaError:
+        # What one process found and all were told, or all were asked for, one of them tells.
+        if fabric.is_global_zero or not (isinstance(error, Stopped) or getattr(error, "told", False)):
             raise
 
 
@@ -121,14 +121,25 @@ def run_score(args: argparse.Namespace) -> None:
 
 
 def run_average(args: argparse.Namespace) -> None:
+    from nmla.errors import DataError
     from nmla.files import new_directory
-    from nmla.models.pretrained import load_model, save_model
+    from nmla.models.pretrained import CONFIG, load_model, save_model
     from nmla.training.checkpoint import average
 
     if args.output.exists():
         raise UsageError(f"{args.output}: must not exist yet, but does; choose another output, or remove it")
-    model, tokenizer = load_model(args.model or args.weights[0])
-    model.load_state_dict(average(args.weights))
+    models = [path for path in (args.model, *args.weights) if path and (path / CONFIG).exists()]
+    if not models:
+        raise UsageError("--model must tell which model the checkpoints belong to, but is not given")
+    loaded = [load_model(path) for path in models]
+    model, tokenizer = loaded[0]
+    for path, (other, other_tokenizer) in zip(models, loaded, strict=True):
+        if (other.config, other_tokenizer.model) != (model.config, tokenizer.model):
+            raise DataError(f"{path}: must be a model of the same kind and vocabulary as {models[0]}, but is not")
+    try:
+        model.load_state_dict(average(args.weights))
+    except RuntimeError:
+        raise DataError(f"{args.weights[0]}: must fit the model {models[0]}, but does not") from None
     about = {"average of": ", ".join(map(str, args.weights))}
     with new_directory(args.output) as directory:
         save_model(model, tokenizer, directory, about)

@@ -16,6 +16,7 @@ LOSSES = {
     "sctc": ("sctc", "bipartite", "ngram", "combined"),
 }
 MANY_REFERENCES = ("ngram", "combined", "bag")  # losses that match the mean of several references
+GLANCING = ("cross_entropy", "ctc", "sctc")  # losses that a model can glance under
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 TEXTS = ("output", "data.corpus")  # settings that hold any text
 
@@ -43,6 +44,9 @@ class ModelConfig:
         _check_one_of("model.family", self.family, LOSSES)
         _check_one_of("model.norm", self.norm, ("pre", "post"))
         _check_one_of("model.positions", self.positions, ("sinusoidal", "learned"))
+        _check(
+            self.max_positions > 2 * self.upsample, "model.max_positions must be far above upsample", self.max_positions
+        )
         _check(self.d_model % 2 == 0, "model.d_model must be even, for sine and cosine positions", self.d_model)
         _check(self.d_model % self.heads == 0, f"model.heads must divide d_model {self.d_model}", self.heads)
 
@@ -92,6 +96,10 @@ class TrainConfig:
         _check(fits, "combine must hold weights of at least 0 that sum to 1", self.combine)
         if self.references == "together":
             _check(self.loss in MANY_REFERENCES, f"references: together needs a loss of {MANY_REFERENCES}", self.loss)
+        if self.glance_from or self.glance_to:
+            _check(self.loss in GLANCING, f"glancing needs a loss of {GLANCING}", self.loss)
+        if self.label_smoothing:
+            _check(self.loss == "cross_entropy", "label_smoothing needs the loss cross_entropy", self.loss)
         zero = ("dropout", "label_smoothing", "glance_from", "glance_to", "weight_decay", "patience", "exact_total")
         _check_positive("a stage", self, but=zero)
 

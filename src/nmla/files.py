@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
+def locked(lock: Path, what: Path) -> Iterator[None]:
+    """Hold `lock`, a file, so that no other process works on `what` meanwhile; a kill lets it go."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{what}: must be made by one process at a time, but another is at it") from None
+        yield
+
+
+@contextmanager
 def kept_directory(path: Path) -> Iterator[Path]:
     """Yield a hidden directory beside `path` for work that may be stopped and go on; it is there again the next time.
 
@@ -45,11 +58,7 @@ def kept_directory(path: Path) -> Iterator[Path]:
     """
     aside = path.with_name(f".{path.name}.partial")
     aside.mkdir(parents=True, exist_ok=True)
-    with (aside / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{path}: must be made by one process at a time, but another is at it") from None
+    with locked(aside / "lock", path):
         try:
             yield aside
         except (UsageError, DataError):
@@ -90,12 +99,31 @@ def new_directory(path: Path) -> Iterator[Path]:
         old = aside.with_name(f"{aside.name}.old")
         if path.exists():
             os.rename(path, old)
-        os.rename(aside, path)
+        try:
+            os.rename(aside, path)
+        except OSError:
+            if old.exists():
+                os.rename(old, path)
+            raise
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory so that it is never seen half removed."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    os.rename(path, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what writes that a kill stopped left, and nothing else that is hidden."""
+    for path in directory.glob(".*"):
+        if re.fullmatch(r"\..+\.[a-z0-9_]{8}(\.old)?", path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _sync(path: Path) -> None:

@@ -21,8 +21,8 @@ from nmla.config import Recipe, parse_recipe
 
 RECIPE = """
 model: {d_model: 16, heads: 2, feed_forward: 32, encoder_layers: 1, decoder_layers: 1, upsample: 2}
-train: {steps: 6, warmup_steps: 3, max_tokens: 200, validate_every: 3, checkpoint_every: 2, keep_last: 2}
-finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, validate_every: 3, checkpoint_every: 1}
+train: {steps: 6, max_tokens: 200, validate_every: 3, checkpoint_every: 2, keep_last: 2, final: average}
+finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, validate_every: 1, checkpoint_every: 1, final: best}
 """
 INSIDE, ANYWHERE = 14, 18
 
@@ -76,7 +76,7 @@ def kill_within_checkpoints(number: int) -> None:
 
 
 def kill_at_call(number: int, total: Path) -> None:
-    """Make this process kill itself at the n-th call of any function; should it live, write down how many there were."""
+    """Make this process kill itself at the n-th call of any function; should it live, note how many there were."""
     calls = itertools.count(1)
 
     def count(*_):

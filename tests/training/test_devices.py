@@ -98,7 +98,8 @@ def test_dead_worker_is_told_and_the_run_goes_on(start, tmp_path):
     assert "a worker of this training has died" in err
     assert "Traceback" not in err
     done = int(max((tmp_path / "run" / "train" / "checkpoints").glob("0*")).name)
-    finish(start("run", "machine.devices=2", f"train.steps={done + 1}", "train.checkpoint_every=5", "finetune=null"))
+    more = (f"train.steps={done + 1}", "train.checkpoint_every=5", "finetune=null")
+    finish(start("run", "train.accumulate=2", *more))  # one process with twice the accumulation goes on with it
 
 
 def test_sigterm_stops_all_processes_and_saves(start, tmp_path):

@@ -1,18 +1,21 @@
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import nmla.training.loop as loop
 from conftest import copy_recipe, digits_corpus
 from nmla.config import DataConfig
 from nmla.decoding.translator import Translator
-from nmla.errors import NmlaError, Stopped, UsageError
+from nmla.errors import DataError, NmlaError, Stopped, UsageError
+from nmla.files import locked
 from nmla.text.lines import read_lines
 from nmla.training.checkpoint import Progress, average
 from nmla.training.loop import best_steps, given_up, train
@@ -82,13 +85,23 @@ def test_stopped_run_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_saves_and_stops_and_the_run_goes_on(digits, tmp_path, monkeypatch, number):
-    settings = ("train.steps=6", "train.dropout=0.1", "train.checkpoint_every=100", "finetune=null")
+@pytest.mark.parametrize("at", [3, 4, 6])  # between checkpoints; where one and a validation are due; at the last step
+@pytest.mark.parametrize("final", ["last", "best", "average"])
+def test_signal_saves_and_stops_and_the_run_goes_on(digits, tmp_path, monkeypatch, number, at, final):
+    settings = (
+        "train.steps=6",
+        "train.dropout=0.1",
+        "train.checkpoint_every=2",
+        "train.keep_last=2",
+        "train.validate_every=4",
+        f"train.final={final}",
+        "finetune.steps=2",
+    )
     whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
     rate = loop.learning_rate
 
     def kill(step, stage):
-        if step == 3 and threading.current_thread() is threading.main_thread() and not killed:
+        if step == at and threading.current_thread() is threading.main_thread() and not killed:
             killed.append(step)
             os.kill(os.getpid(), number)
         return rate(step, stage)
@@ -96,11 +109,20 @@ def test_signal_saves_and_stops_and_the_run_goes_on(digits, tmp_path, monkeypatc
     killed = []
     monkeypatch.setattr(loop, "learning_rate", kill)
     before = signal.getsignal(number)
-    with pytest.raises(Stopped, match="stopped and saved at step 3; the same command goes on") as stopped:
+    with pytest.raises(Stopped, match=f"stopped and saved at step {at}; the same command goes on") as stopped:
         train(copy_recipe(digits, tmp_path / "stopped", *settings))
     assert stopped.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
-    assert same(weights(whole), weights(train(copy_recipe(digits, tmp_path / "stopped", *settings))))
+    assert not (tmp_path / "stopped" / "finetune").exists()
+    monkeypatch.setattr(loop, "learning_rate", rate)
+    resumed = train(copy_recipe(digits, tmp_path / "stopped", *settings))
+    assert same(weights(whole), weights(resumed))
+    for stage in ("train", "finetune"):
+        one, other = (path.parent.parent / stage for path in (whole, resumed))
+        assert [r for r in timeless(one) if r["event"] == "valid"] == [
+            r for r in timeless(other) if r["event"] == "valid"
+        ]
+        assert same(weights(one / "model"), weights(other / "model"))
 
 
 def test_finished_run_keeps_its_settings(digits, tmp_path):
@@ -124,6 +146,11 @@ def test_fewer_steps_than_were_done_are_refused(digits, tmp_path):
 
 def test_finetuning_is_never_of_older_weights(digits, tmp_path):
     train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune.steps=2"))
+    before = weights(tmp_path / "train" / "model")
+    with pytest.raises(UsageError, match="finetune: began from weights of 2 steps, and would not fit 3; remove it"):
+        train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune.steps=2"))
+    assert same(weights(tmp_path / "train" / "model"), before)
+    train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))
     with pytest.raises(UsageError, match="began from other weights than there are now; remove it"):
         train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune.steps=2"))
 
@@ -155,27 +182,28 @@ def test_damaged_checkpoint_is_told_and_the_one_before_it_used(short, capsys, na
 def test_what_a_kill_left_is_removed_and_does_no_harm(short):
     recipe, undisturbed = short
     stage = train(recipe).parent
-    (stage / "checkpoints" / ".000000008.abc").mkdir()
-    (stage / "best" / ".000000008.abc").mkdir()
-    (stage / ".model.abc").mkdir()
-    (stage / ".recipe.yaml.abc").write_text("half")
+    (stage / "checkpoints" / ".000000008.abcd1234").mkdir()
+    (stage / "best" / ".000000008.abcd1234.old").mkdir()
+    (stage / ".model.abcd1234").mkdir()
+    (stage / ".recipe.yaml.abcd1234").write_text("half")
+    (stage / ".git").mkdir()  # nobody's business
+    (stage / "best" / "notes.txt").write_text("nor this")
     with (stage / "log.jsonl").open("a") as log:
         log.write('{"event": "tr')
     assert same(weights(train(recipe)), undisturbed)
     assert sorted(path.name for path in (stage / "checkpoints").iterdir()) == ["000000004", "000000006"]
-    assert not [path for path in stage.rglob("*") if path.name.startswith(".")]
+    assert [path.name for path in stage.rglob("*") if path.name.startswith(".")] == [".git"]
+    assert (stage / "best" / "notes.txt").exists()
     assert records(stage)
 
 
-def test_checkpoint_of_another_model_is_refused(digits, short, tmp_path):
-    recipe, _ = short
+def test_run_and_corpus_may_be_moved(digits, short, tmp_path):
+    recipe, undisturbed = short
     train(recipe)
-    digits_corpus(digits / "valid.txt", digits / "valid.txt", tmp_path / "other" / "corpus", vocab_size=17)
-    moved = replace(recipe, data=DataConfig(str(tmp_path / "other" / "corpus")))
-    recorded = tmp_path / "run" / "train" / "recipe.yaml"
-    recorded.write_text(recorded.read_text().replace(recipe.data.corpus, moved.data.corpus))
-    with pytest.raises(UsageError, match="must fit the model"):
-        train(moved)
+    shutil.copytree(digits / "corpus", tmp_path / "moved corpus")
+    shutil.move(tmp_path / "run", tmp_path / "moved run")
+    moved = replace(recipe, data=DataConfig(str(tmp_path / "moved corpus")), output=str(tmp_path / "moved run"))
+    assert same(weights(train(moved)), undisturbed)
 
 
 def test_diverged_training_stops_with_what_to_do(digits, tmp_path):
@@ -188,16 +216,74 @@ def test_full_disk_is_told_and_loses_nothing(digits, tmp_path, monkeypatch):
     whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
     write = loop.save_checkpoint
 
-    def full(directory, model, optimizer, progress, keep):
+    def full(directory, model, optimizer, progress, keep, every):
         if progress.step == 4:
             raise OSError(28, "No space left on device")
-        write(directory, model, optimizer, progress, keep)
+        write(directory, model, optimizer, progress, keep, every)
 
     monkeypatch.setattr(loop, "save_checkpoint", full)
-    with pytest.raises(NmlaError, match=r"step 4 must be saved, but: .*No space left.* goes on from step 2"):
+    with pytest.raises(NmlaError, match=r"must be saved, but: .*No space left.* goes on from step 2"):
         train(copy_recipe(digits, tmp_path / "full", *settings))
     monkeypatch.setattr(loop, "save_checkpoint", write)
     assert same(weights(whole), weights(train(copy_recipe(digits, tmp_path / "full", *settings))))
+
+
+@pytest.mark.parametrize("kind", ["best", "model"])
+def test_full_disk_is_told_wherever_it_is_met(digits, tmp_path, monkeypatch, kind):
+    """Weights that cannot be written are an error of safetensors, which is no OSError."""
+    settings = ("train.steps=4", "train.checkpoint_every=2", "train.validate_every=4", "finetune=null")
+    write = loop.save_model
+
+    def full(model, tokenizer, directory, about):
+        if directory.parent.name == kind or directory.name.startswith(f".{kind}."):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        write(model, tokenizer, directory, about)
+
+    monkeypatch.setattr(loop, "save_model", full)
+    step = 2 if kind == "best" else 4
+    with pytest.raises(NmlaError, match=rf"must be saved, but: .*No space left.* goes on from step {step}"):
+        train(copy_recipe(digits, tmp_path, *settings))
+    monkeypatch.setattr(loop, "save_model", write)
+    train(copy_recipe(digits, tmp_path, *settings))
+
+
+def test_float64_run_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch):
+    """The optimizer's state must get the weights' type, as it must get their device on a GPU."""
+    settings = ("train.steps=5", "train.checkpoint_every=2", "finetune.steps=2", "machine.precision=float64")
+    whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
+    assert weights(whole)["embedding.weight"].dtype == torch.float64
+    train(copy_recipe(digits, tmp_path / "parts", *settings, "train.steps=3", "finetune=null"))
+    resumed = train(copy_recipe(digits, tmp_path / "parts", *settings))
+    assert same(weights(whole), weights(resumed))
+
+
+def test_two_trainings_cannot_write_into_one_run(digits, tmp_path):
+    with locked(tmp_path / "train" / "lock", tmp_path), pytest.raises(UsageError, match="one process at a time"):
+        train(copy_recipe(digits, tmp_path, "train.steps=1", "finetune=null"))
+
+
+def test_corpus_that_was_made_anew_is_refused(digits, tmp_path):
+    digits_corpus(digits / "train.txt", digits / "valid.txt", tmp_path / "corpus")
+    train(copy_recipe(tmp_path, tmp_path / "run", "train.steps=1", "finetune=null"))
+    shutil.rmtree(tmp_path / "corpus")
+    digits_corpus(digits / "valid.txt", digits / "valid.txt", tmp_path / "corpus")
+    with pytest.raises(UsageError, match="began with another corpus than there is now"):
+        train(copy_recipe(tmp_path, tmp_path / "run", "train.steps=2", "finetune=null"))
+
+
+def test_batches_of_a_step_stay_as_many(digits, tmp_path):
+    train(copy_recipe(digits, tmp_path, "train.steps=1", "finetune=null", "train.accumulate=2"))
+    with pytest.raises(UsageError, match="accumulate x devices must stay 2, but is 1"):
+        train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune=null"))
+
+
+def test_run_without_a_sound_checkpoint_does_not_begin_anew_by_itself(short):
+    recipe, _ = short
+    stage = train(recipe).parent
+    for path in (stage / "checkpoints").iterdir():
+        (path / "manifest.json").unlink()
+    with pytest.raises(DataError, match="one checkpoint must be sound, but none is; remove the run to begin anew"):
+        train(recipe)
 
 
 def test_best_models_are_kept_and_the_best_is_the_final_one(digits, tmp_path):
@@ -278,3 +364,5 @@ def test_tensorboard_shows_what_the_log_has(digits, tmp_path):
 def test_machine_that_is_not_there_is_refused(digits, tmp_path):
     with pytest.raises(UsageError, match="machine: must suit this machine, but"):
         train(copy_recipe(digits, tmp_path, "machine.accelerator=tpu"))
+    with pytest.raises(UsageError, match="fp16 must run on a GPU, but there is none"):
+        train(copy_recipe(digits, tmp_path, "machine.accelerator=cpu", "machine.precision=fp16"))

@@ -68,7 +68,8 @@ def load_model(directory: Path) -> tuple[Transformer, Tokenizer]:
         config.pop("nmla", None)
         family, vocab_size = config.pop("model_type"), config.pop("vocab_size")
         model = build_model(ModelConfig(family=family, **config), vocab_size)
-        model.load_state_dict(safetensors.torch.load_file(directory / WEIGHTS))
+        weights = safetensors.torch.load_file(directory / WEIGHTS)
+        model.to(weights["embedding.weight"].dtype).load_state_dict(weights)
     except (AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise DataError(
             f"{directory}: the model is damaged or of another version: {' '.join(str(error).split())}"

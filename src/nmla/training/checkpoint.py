@@ -1,7 +1,6 @@
 """Checkpoints: all that a stopped run needs to go on as if it had never stopped, safe from a kill while written."""
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from nmla.errors import DataError, UsageError
-from nmla.files import new_directory, verify_manifest, write_manifest, write_text
+from nmla.errors import DataError
+from nmla.files import new_directory, remove_directory, verify_manifest, write_manifest, write_text
 from nmla.models.pretrained import WEIGHTS
 from nmla.progress import say
 from nmla.training.feed import Place
@@ -38,9 +37,12 @@ class Progress:
 
 
 def save_checkpoint(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int
+    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int, every: int
 ) -> None:
-    """Write a checkpoint under its step; those before it stay, should this one be damaged, the last `keep` in all."""
+    """Write a checkpoint under its step; those before it stay, should this one be damaged.
+
+    Of those that come every so many steps the last `keep` are kept: one that a signal made pushes none of them out.
+    """
     optimizer_state = {
         f"{index}.{name}": value
         for index, values in optimizer.state_dict()["state"].items()
@@ -51,37 +53,39 @@ def save_checkpoint(
         safetensors.torch.save_file(optimizer_state, aside / OPTIMIZER)
         write_text(aside / PROGRESS, json.dumps(asdict(progress)))
         write_manifest(aside, (WEIGHTS, OPTIMIZER, PROGRESS))
-    for old in numbered(directory)[: -max(keep, 2)]:
-        shutil.rmtree(old)
+    kept = {*numbered(directory)[-2:], *regular(directory, progress.step, keep, every)}
+    for old in set(numbered(directory)) - kept:
+        remove_directory(old)
 
 
-def load_checkpoint(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Bring model and optimizer to the newest sound checkpoint, if there is one.
-
-    Returns:
-        Where the run stands.
-    """
+def newest_sound(directory: Path) -> Path | None:
+    """The newest checkpoint that is as it was written, if there is any."""
+    damaged = []
     for path in reversed(numbered(directory)):
         try:
             verify_manifest(path)
-            weights, optimizer_tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, OPTIMIZER))
-            progress = Progress.load(path / PROGRESS)
-        except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+            Progress.load(path / PROGRESS)
+        except (OSError, ValueError, TypeError, KeyError) as error:
             say(f"{path}: the checkpoint is damaged ({error}); going on from the one before it")
+            damaged.append(path.name)
             continue
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError:
-            raise UsageError(
-                f"{path}: must fit the model, but was made with another vocabulary or size; choose another output"
-            ) from None
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in optimizer_tensors.items():
-            index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = value
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-        return progress
-    return Progress()
+        return path
+    if damaged:
+        raise DataError(f"{directory}: one checkpoint must be sound, but none is; remove the run to begin anew")
+    return None
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    """Bring model and optimizer to a checkpoint; returns where the run stood. They must be where they will be used:
+    the optimizer's state takes its type and its device from the weights."""
+    weights, optimizer_tensors = (safetensors.torch.load_file(path / name) for name in (WEIGHTS, OPTIMIZER))
+    model.load_state_dict(weights)
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in optimizer_tensors.items():
+        index, name = key.split(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    return Progress.load(path / PROGRESS)
 
 
 def average(directories: Sequence[Path]) -> dict[str, Tensor]:
@@ -107,9 +111,14 @@ def numbered(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*") if path.name.isdigit())
 
 
+def regular(directory: Path, last: int, keep: int, every: int) -> list[Path]:
+    """The last `keep` checkpoints of those that come every so many steps, and of the `last` step."""
+    return [path for path in numbered(directory) if int(path.name) % every == 0 or int(path.name) == last][-keep:]
+
+
 def keep_only(directory: Path, steps: Iterable[int]) -> None:
-    """Remove all but the directories of these steps; also what a kill in the middle of a write left."""
+    """Remove the models of all other steps."""
     kept = {f"{step:09d}" for step in steps}
-    for path in directory.glob("*"):
+    for path in numbered(directory):
         if path.name not in kept:
-            shutil.rmtree(path)
+            remove_directory(path)

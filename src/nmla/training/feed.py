@@ -51,7 +51,9 @@ class Examples:
         too_long = positions > longest
         fits = np.flatnonzero(~too_short & ~too_long & (lengths > 0))
         if not len(fits):
-            raise DataError("at least one target must fit into the model's output positions, but none does")
+            raise DataError(
+                f"at least one target must fit into the model's output and into {longest} positions, but none does"
+            )
         skipped = len(source) - len(fits)
         why = (
             f"{skipped} of {len(source)} pairs are skipped: {too_short.sum()} targets need more positions, "

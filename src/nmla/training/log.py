@@ -1,6 +1,7 @@
 """What a training writes down: JSON lines always, TensorBoard if asked."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,26 @@ class Log:
     def __init__(self, output: Path, step: int, tensorboard: bool, enabled: bool) -> None:
         self._file = None
         self._board: Any = None
-        if not enabled:
-            return
-        path = output / "log.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        kept = [line for line in text.split("\n")[:-1] if json.loads(line)["step"] <= step]  # a kill may cut the last
-        write_text(path, "".join(f"{line}\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8")
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UsageError("machine.tensorboard needs the extra: pip install 'nmla[tensorboard]'") from None
+        if not enabled:
+            return
+        path = output / "log.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        kept = [line for line in text.split("\n") if _step(line) <= step]
+        write_text(path, "".join(f"{line}\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8")
+        if tensorboard:
             self._board = SummaryWriter(output / "tensorboard", purge_step=step + 1)
 
     def write(self, event: str, step: int, seconds: float, **values: float) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps({"event": event, "step": step, "seconds": round(seconds, 3), **values}) + "\n")
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
+        self._file.write(json.dumps({"event": event, "step": step, "seconds": round(seconds, 3), **finite}) + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -49,6 +52,14 @@ class Log:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _step(line: str) -> float:
+    """The step of a record; infinite where a kill cut the line."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class Meter:
@@ -73,7 +84,8 @@ class Meter:
 
     def read(self, fabric: Fabric) -> dict[str, float]:
         """Over all devices; words are tokens of the target."""
-        mean = torch.tensor(sum(self._losses) / len(self._losses), dtype=torch.float64, device=fabric.device)
+        dtype = torch.float32 if fabric.device.type == "mps" else torch.float64  # which has no float64
+        mean = torch.tensor(sum(self._losses) / len(self._losses), dtype=dtype, device=fabric.device)
         total: Any = fabric.all_reduce(mean, reduce_op="sum")
         rate = self._words / max(self._seconds, 1e-9)
         self._losses, self._words, self._seconds = [], 0, 0.0

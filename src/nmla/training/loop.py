@@ -1,6 +1,7 @@
 """The training loop: one for every model and every loss."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,27 @@ from safetensors import SafetensorError
 from nmla.config import Recipe, TrainConfig
 from nmla.data.corpus import Corpus
 from nmla.decoding.translator import Translator
-from nmla.errors import NmlaError, Stopped, UsageError
+from nmla.errors import DataError, NmlaError, Stopped, UsageError
 from nmla.evaluation.score import mean_entropy, score
-from nmla.files import new_directory
+from nmla.files import locked, new_directory
 from nmla.models.layers import set_dropout
 from nmla.models.pretrained import build_model, load_model, save_model
-from nmla.models.transformer import Transformer
 from nmla.progress import progress_bar, say
-from nmla.training.checkpoint import Progress, average, keep_only, load_checkpoint, numbered, save_checkpoint
+from nmla.training.checkpoint import (
+    Progress,
+    average,
+    keep_only,
+    load_checkpoint,
+    newest_sound,
+    numbered,
+    regular,
+    save_checkpoint,
+)
 from nmla.training.feed import Examples, StepData, step_data
 from nmla.training.log import Log, Meter
-from nmla.training.machine import StopSignal, agreed, explained, start_fabric
+from nmla.training.machine import StopSignal, agreed, explained, on_one_process, start_fabric
 from nmla.training.objective import DIVERGED, batch_loss
-from nmla.training.run import begin_run
+from nmla.training.run import begin_run, refuse_longer_first_stage
 from nmla.training.schedule import learning_rate
 
 LOG_EVERY = 10  # steps
@@ -34,10 +43,12 @@ OVERFLOWS = 50  # fp16 steps in a row without a finite gradient, while its scale
 def train(recipe: Recipe, fabric: Fabric | None = None) -> Path:
     """Run the recipe's stages and return the directory of the final model."""
     fabric = fabric or start_fabric(recipe.machine)
-    corpus = Corpus.load(Path(recipe.data.corpus))
-    model = train_stage(recipe, recipe.train, corpus, Path(recipe.output) / "train", fabric=fabric)
-    if recipe.finetune is not None:
-        model = train_stage(recipe, recipe.finetune, corpus, Path(recipe.output) / "finetune", model, fabric)
+    corpus, output = Corpus.load(Path(recipe.data.corpus)), Path(recipe.output)
+    refuse_longer_first_stage(output, recipe)
+    with StopSignal() as stop:
+        model = train_stage(recipe, recipe.train, corpus, output / "train", None, fabric, stop)
+        if recipe.finetune is not None:
+            model = train_stage(recipe, recipe.finetune, corpus, output / "finetune", model, fabric, stop)
     return model
 
 
@@ -48,48 +59,43 @@ def train_stage(
     output: Path,
     start: Path | None = None,
     fabric: Fabric | None = None,
+    stop: StopSignal | None = None,
 ) -> Path:
     """Train one stage, from the weights in `start` or from random ones, and return the directory of its model.
 
-    `output` gets recipe.yaml, start.txt (which weights it began from), log.jsonl, checkpoints/, best/, and at the end
-    model/. Called again, it goes on from the last checkpoint.
+    `output` gets recipe.yaml, start.json (which weights and corpus it began from), log.jsonl, checkpoints/, best/, and
+    at the end model/. Called again, it goes on from the last checkpoint.
     """
     fabric = fabric or start_fabric(recipe.machine)
+    own_recipe = replace(recipe, train=stage, finetune=None)
     examples = Examples.of(corpus, recipe.model, stage)
-    refused: NmlaError | None = None
-    if fabric.is_global_zero:
-        try:
-            begin_run(output, replace(recipe, train=stage, finetune=None), start)
-        except NmlaError as error:
-            refused = error
-        if examples.why:
-            say(examples.why)
-    if refused := fabric.broadcast(refused):  # all processes stop, none is left waiting
-        raise refused
-    torch.manual_seed(recipe.seed)
-    model = load_model(start)[0] if start else build_model(recipe.model, corpus.tokenizer.vocab_size)
-    set_dropout(model, stage.dropout)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        stage.learning_rate,
-        betas=(0.9, 0.98),
-        eps=1e-8,
-        weight_decay=stage.weight_decay,
-        fused=True,
-    )
-    progress = load_checkpoint(output / "checkpoints", model, optimizer)
-    if progress.step > stage.steps:
-        raise UsageError(f"{output}: steps must be at least {progress.step}, which it has done, but is {stage.steps}")
-    run = _Run(recipe, stage, corpus, output, fabric, examples, model, optimizer)
+    saved = 0
     try:
-        run.go_on(progress)
-        if fabric.is_global_zero:
-            run.write_final()
-        fabric.barrier()
+        with ExitStack() as held:
+            stop = stop or held.enter_context(StopSignal())
+
+            def begin() -> None:
+                held.enter_context(locked(output / "lock", output))
+                begin_run(output, own_recipe, start, fabric.world_size)
+
+            on_one_process(fabric, begin)
+            if examples.why and fabric.is_global_zero:
+                say(examples.why)
+            run = _Run(own_recipe, corpus, output, fabric, examples, start)
+            try:
+                run.go_on(stop)
+                on_one_process(fabric, run.write_final)
+            finally:
+                saved = run.saved
     except RuntimeError as error:
         if not (why := explained(error)):
             raise
-        raise NmlaError(f"{output}: {why} ({str(error).splitlines()[0]}); saved up to step {run.saved}") from None
+        raise NmlaError(f"{output}: {why} ({str(error).splitlines()[0]}); it is saved up to step {saved}") from None
+    except (OSError, SafetensorError) as error:
+        raise NmlaError(
+            f"{output}: what a training writes must be saved, but: {error}; mend that, and the same command goes on "
+            f"from step {saved}"
+        ) from None
     return output / "model"
 
 
@@ -97,37 +103,47 @@ class _Run:
     """One stage while it runs."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        stage: TrainConfig,
-        corpus: Corpus,
-        output: Path,
-        fabric: Fabric,
-        examples: Examples,
-        model: Transformer,
-        optimizer: torch.optim.Optimizer,
+        self, recipe: Recipe, corpus: Corpus, output: Path, fabric: Fabric, examples: Examples, start: Path | None
     ) -> None:
+        stage = recipe.train
         self.recipe, self.stage, self.corpus, self.output = recipe, stage, corpus, output
-        self.fabric, self.examples, self.model = fabric, examples, model
-        network: Any = torch.compile(model) if recipe.machine.compile else model
+        self.fabric, self.examples = fabric, examples
+        torch.manual_seed(recipe.seed)
+        self.model = load_model(start)[0] if start else build_model(recipe.model, corpus.tokenizer.vocab_size)
+        if recipe.machine.precision != "float64":
+            self.model.float()
+        set_dropout(self.model, stage.dropout)
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            stage.learning_rate,
+            betas=(0.9, 0.98),
+            eps=1e-8,
+            weight_decay=stage.weight_decay,
+            fused=True,
+        )
+        network: Any = torch.compile(self.model) if recipe.machine.compile else self.model
         self.network, self.optimizer = fabric.setup(network, optimizer)
-        self.progress = Progress()
-        self.saved = 0  # the step of the last checkpoint
-        self.overflows = 0
         self.scaler = getattr(fabric.strategy.precision, "scaler", None)  # of the loss, in fp16
+        self.overflows = 0
+        self.progress = Progress()
+        if path := on_one_process(fabric, lambda: newest_sound(output / "checkpoints")):
+            self.progress = load_checkpoint(path, self.model, optimizer)
+            if self.scaler is not None:
+                self.scaler.load_state_dict(self.progress.scale)
+        self.saved = self.progress.step  # of the last checkpoint
+        if self.saved > stage.steps:
+            raise UsageError(f"{output}: steps must be at least {self.saved}, which it has done, but is {stage.steps}")
 
-    def go_on(self, progress: Progress) -> None:
+    def go_on(self, stop: StopSignal) -> None:
         """Take the steps that are left, to the last or until too many validations brought no gain."""
-        self.progress, self.saved = progress, progress.step
-        if self.scaler is not None and progress.scale:
-            self.scaler.load_state_dict(progress.scale)
-        fabric, stage = self.fabric, self.stage
-        data = step_data(self.examples, stage, self.recipe.seed, progress.place, fabric.global_rank, fabric.world_size)
-        log = Log(self.output, progress.step, self.recipe.machine.tensorboard, enabled=fabric.is_global_zero)
-        began = time.perf_counter() - progress.seconds
+        fabric, stage, place = self.fabric, self.stage, self.progress.place
+        data = step_data(self.examples, stage, self.recipe.seed, place, fabric.global_rank, fabric.world_size)
+        log = Log(self.output, self.progress.step, self.recipe.machine.tensorboard, enabled=fabric.is_global_zero)
+        began = time.perf_counter() - self.progress.seconds
         meter = Meter()
-        with progress_bar(enabled=fabric.is_global_zero) as bar, log, StopSignal() as stop:
-            task = bar.add_task(self.output.name, total=stage.steps, completed=progress.step)
+        with progress_bar(enabled=fabric.is_global_zero) as bar, log:
+            task = bar.add_task(self.output.name, total=stage.steps, completed=self.progress.step)
+            self._validate_if_due(log, began)  # what a signal left no time for
             while self.progress.step < stage.steps and not given_up(self.progress, stage):
                 step = self.progress.step + 1
                 taken = next(data)
@@ -136,24 +152,30 @@ class _Run:
                 seconds = time.perf_counter() - began
                 self.progress = replace(self.progress, step=step, place=taken.after, seconds=seconds)
 
-                stopping = agreed(stop.number, fabric)
-                last = step == stage.steps
-                checkpoint = last or stopping or step % stage.checkpoint_every == 0
-                if checkpoint or step % LOG_EVERY == 0:  # with a checkpoint, so that a resumed run logs the same
+                on_schedule = step == stage.steps or step % stage.checkpoint_every == 0
+                if on_schedule or step % LOG_EVERY == 0:  # with a checkpoint, so that a resumed run logs the same
                     values = meter.read(fabric)
                     log.write("train", step, seconds, **values, gradient_norm=norm, lr=learning_rate(step, stage))
                     bar.update(task, description=self._line(values["loss"], norm, values["words_per_second"]))
-                if last or step % stage.validate_every == 0:
-                    self._validate(log, began)
-                    meter.pause()
-                if checkpoint or given_up(self.progress, stage):
-                    self._save()
+                self._stop_if_asked(stop)
+                self._validate_if_due(log, began)
+                if on_schedule or given_up(self.progress, stage):
+                    on_one_process(fabric, self._save)
+                    self.saved = step
                 bar.update(task, completed=step)
-                if stopping and not last:
-                    where = f"{self.output}: stopped and saved at step {step}; the same command goes on from there"
-                    raise Stopped(stopping, where)
+                self._stop_if_asked(stop)
+                meter.pause()
         if given_up(self.progress, stage) and fabric.is_global_zero:
             say(f"{self.output.name}: stopped, as {stage.patience} validations brought no higher BLEU")
+
+    def _stop_if_asked(self, stop: StopSignal) -> None:
+        """Save at once, for there may be little time, and stop."""
+        if number := agreed(stop.number, self.fabric):
+            if self.saved < self.progress.step:
+                on_one_process(self.fabric, self._save)
+                self.saved = self.progress.step
+            where = f"{self.output}: stopped and saved at step {self.saved}; the same command goes on from there"
+            raise Stopped(number, where)
 
     def _step(self, step: int, taken: StepData) -> tuple[float, float]:
         """One optimizer step; returns its loss and the norm of its gradient."""
@@ -168,7 +190,12 @@ class _Run:
             torch.manual_seed(place.seed(self.recipe.seed))
             with fabric.no_backward_sync(self.network, enabled=i + 1 < len(taken.batches)):
                 part = batch_loss(
-                    self.network, self.recipe.model, batch.to(fabric.device), stage, taken.totals, step / stage.steps
+                    self.network,
+                    self.recipe.model,
+                    batch.to(fabric.device),
+                    stage,
+                    taken.totals,
+                    (step - 1) / max(stage.steps - 1, 1),
                 )
                 # Gradients are averaged over devices, but the totals are already those of all devices.
                 fabric.backward(part * fabric.world_size)
@@ -176,7 +203,7 @@ class _Run:
         norm = fabric.clip_gradients(self.network, self.optimizer, max_norm=stage.clip_norm, error_if_nonfinite=False)
         assert norm is not None
         self.overflows = 0 if norm.isfinite() else self.overflows + 1
-        if self.overflows > (OVERFLOWS if self.recipe.machine.precision == "fp16" else 0):
+        if self.overflows > (0 if self.scaler is None else OVERFLOWS):
             raise NmlaError(f"step {step}: the gradient must be finite, but its norm is {norm}; {DIVERGED}")
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -186,49 +213,55 @@ class _Run:
         skipped = f", {self.examples.skipped} pairs skipped" if self.examples.skipped else ""
         return f"{self.output.name}: loss {loss:.3f}, gradient {norm:.2f}, {rate:,.0f} words/s{skipped}"
 
-    def _validate(self, log: Log, began: float) -> None:
+    def _validate_if_due(self, log: Log, began: float) -> None:
         """Translate the validation set, on one device while the others wait; keep the model if it is a good one."""
-        step, bleu = self.progress.step, 0.0
-        if self.fabric.is_global_zero:
-            valid = validate(Translator(self.model, self.corpus.tokenizer), self.corpus)
-            bleu = valid["bleu"]
-            log.write("valid", step, time.perf_counter() - began, **valid)
-            say(
-                f"{self.output.name} step {step}: valid BLEU {bleu:.1f}, chrF {valid['chrf']:.1f}, "
-                f"length ratio {valid['length_ratio']:.2f}, entropy {valid['entropy']:.2f}"
-            )
-        bleu = self.fabric.broadcast(bleu)
-        self.progress = replace(self.progress, scores=(*self.progress.scores, (step, bleu)))
-        if self.fabric.is_global_zero:
-            best = best_steps(self.progress)[: self.stage.keep_best]
-            if step in best:
-                self._write_model(self.output / "best" / f"{step:09d}", step)
-            keep_only(self.output / "best", best)
+        step = self.progress.step
+        due = step > 0 and (step % self.stage.validate_every == 0 or step == self.stage.steps)
+        if due and step not in dict(self.progress.scores):
+            bleu = on_one_process(self.fabric, lambda: self._validate(log, began))
+            self.progress = replace(self.progress, scores=(*self.progress.scores, (step, bleu)))
+            if step in self._best():
+                on_one_process(self.fabric, lambda: self._write_model(self.output / "best" / f"{step:09d}", step))
+
+    def _validate(self, log: Log, began: float) -> float:
+        valid = validate(Translator(self.model, self.corpus.tokenizer), self.corpus)
+        log.write("valid", self.progress.step, time.perf_counter() - began, **valid)
+        say(
+            f"{self.output.name} step {self.progress.step}: valid BLEU {valid['bleu']:.1f}, chrF {valid['chrf']:.1f}, "
+            f"length ratio {valid['length_ratio']:.2f}, entropy {valid['entropy']:.2f}"
+        )
+        return valid["bleu"]
+
+    def _best(self) -> list[int]:
+        return best_steps(self.progress)[: self.stage.keep_best]
 
     def _save(self) -> None:
-        if self.fabric.is_global_zero:
-            progress = replace(self.progress, scale=self.scaler.state_dict() if self.scaler else {})
-            try:
-                save_checkpoint(
-                    self.output / "checkpoints", self.model, self.optimizer, progress, keep=self.stage.keep_last
-                )
-            except (OSError, SafetensorError) as error:
-                raise NmlaError(
-                    f"{self.output / 'checkpoints'}: step {progress.step} must be saved, but: {error}; "
-                    f"mend that, and the same command goes on from step {self.saved}"
-                ) from None
-        self.saved = self.progress.step
+        progress = replace(self.progress, scale=self.scaler.state_dict() if self.scaler else {})
+        save_checkpoint(
+            self.output / "checkpoints",
+            self.model,
+            self.optimizer,
+            progress,
+            keep=self.stage.keep_last,
+            every=self.stage.checkpoint_every,
+        )
+        # Only now: a run that goes on from an older checkpoint may judge the models anew.
+        keep_only(self.output / "best", self._best())
 
     def write_final(self) -> None:
         """Write model/: the last weights, the best, or an average, as the recipe says."""
         step = self.progress.step
         if self.stage.final == "best":
-            step = best_steps(self.progress)[0]
+            kept = [int(path.name) for path in numbered(self.output / "best")]
+            step = next((best for best in best_steps(self.progress) if best in kept), 0)
+            if not step:
+                raise DataError(f"{self.output / 'best'}: must hold the best model, but holds none; take final=last")
             self.model = load_model(self.output / "best" / f"{step:09d}")[0]
         elif self.stage.final == "average":
-            kept = numbered(self.output / "checkpoints")
-            say(f"{self.output.name}: the model is the average of the checkpoints {', '.join(p.name for p in kept)}")
-            self.model.load_state_dict(average(kept))
+            kept_last = regular(self.output / "checkpoints", step, self.stage.keep_last, self.stage.checkpoint_every)
+            names = ", ".join(path.name for path in kept_last)
+            say(f"{self.output.name}: the model is the average of the checkpoints {names}")
+            self.model.load_state_dict(average(kept_last))
         self._write_model(self.output / "model", step)
 
     def _write_model(self, directory: Path, step: int) -> None:

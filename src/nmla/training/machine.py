@@ -3,19 +3,25 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from safetensors import SafetensorError
 
 from nmla.config import PRECISIONS, MachineConfig
-from nmla.errors import UsageError
+from nmla.errors import NmlaError, UsageError
+
+T = TypeVar("T")
 
 
 def start_fabric(machine: MachineConfig) -> Fabric:
     """Start the processes that the recipe asks for, or join those that torchrun or SLURM has started."""
     devices, nodes = processes(machine)
+    if machine.precision == "fp16" and (machine.accelerator == "cpu" or not torch.cuda.is_available()):
+        raise UsageError("machine.precision fp16 must run on a GPU, but there is none; use bf16 or float32")
     try:
         fabric = Fabric(
             accelerator=machine.accelerator,
@@ -40,6 +46,25 @@ def processes(machine: MachineConfig) -> tuple[int, int]:
         nodes = int(env.get("SLURM_NNODES", "1"))
         return int(env["SLURM_NTASKS"]) // nodes, nodes
     return machine.devices, machine.nodes
+
+
+def on_one_process(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Do on one process what all wait for; what goes wrong there stops them all, and is told once."""
+    if fabric.world_size == 1:
+        return work()
+    result, error = None, None
+    if fabric.is_global_zero:
+        try:
+            result = work()
+        except SafetensorError as failure:
+            error = OSError(str(failure))
+        except (NmlaError, OSError) as failure:
+            error = failure  # type: ignore[assignment]
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        error.told = not fabric.is_global_zero  # type: ignore[attr-defined]
+        raise error
+    return result  # type: ignore[return-value]
 
 
 def explained(error: RuntimeError) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,20 @@ def batch_loss(
         raise NmlaError(f"the model's outputs must be finite, but are not; {DIVERGED}")
     with torch.autocast(logits.device.type, enabled=False):
         losses_B = LOSSES[stage.loss](output._replace(logits=logits), batch, config, stage)
-        loss = losses_B.sum() / (totals.sentences if stage.loss in PER_SENTENCE else totals.tokens)
+        loss = losses_B.sum() / _share(config, stage, totals)
         if output.length_logits is not None:
             lengths_B = batch.target_lengths if batch.target_lengths.dim() == 1 else batch.target_lengths.amax(1)
             log_probs = output.length_logits.to(logits.dtype).log_softmax(-1)
             of_length = length_loss(log_probs, batch.source_lengths, lengths_B).sum() / totals.sentences
             loss = loss + LENGTH_WEIGHT * of_length
     return loss
+
+
+def _share(config: ModelConfig, stage: TrainConfig, totals: Totals) -> int:
+    """What the loss is a mean over."""
+    if stage.loss in PER_SENTENCE:
+        return totals.sentences
+    return totals.tokens + (totals.sentences if config.family == "autoregressive" else 0)  # each end is a token
 
 
 def _forward(network: nn.Module, config: ModelConfig, batch: Batch, glance: Glance | None) -> Output:
@@ -83,7 +90,7 @@ def _glance(config: ModelConfig, batch: Batch, ratio: float) -> Glance:
             oracle_BT, _ = best_alignment(*arguments, blank=BLANK, collapse=config.family)
         return reveal(oracle_BT, logits_BTV.argmax(-1), lengths_B, ratio)
 
-    return glance
+    return cast(Glance, torch.compiler.disable(glance))  # a search of many small steps is nothing to compile
 
 
 def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:

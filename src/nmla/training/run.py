@@ -1,36 +1,52 @@
 """A run's directory: what it was begun with, so that nothing else is ever continued in its place."""
 
-import shutil
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nmla.config import Recipe, load_recipe, recipe_yaml
 from nmla.errors import UsageError
-from nmla.files import sha256, write_text
+from nmla.files import MANIFEST, remove_leftovers, sha256, write_text
 from nmla.models.pretrained import WEIGHTS
 from nmla.training.checkpoint import numbered
 
+START = "start.json"  # what a run was begun with
 # Settings that may change while a run goes on: they do not change what a step computes.
-FREE = {"output", "train.steps", "train.patience", "train.keep_last", "train.keep_best", "train.final"}
+FREE = {"output", "data.corpus", "train.steps", "train.patience", "train.keep_last", "train.keep_best", "train.final"}
+FREE |= {"train.accumulate"}  # as long as accumulate x devices stays the same
 FREE |= {f"machine.{name}" for name in ("accelerator", "devices", "nodes", "compile", "tensorboard")}
 
 
-def begin_run(output: Path, recipe: Recipe, start: Path | None) -> None:
-    """Write down what the run is begun with, or refuse to go on with one that other settings or weights began."""
-    began_from = sha256(start / WEIGHTS) if start else "random weights"
-    _refuse_another_run(output, recipe, began_from)
-    for directory in (output, output / "checkpoints", output / "best"):  # what a kill in the middle of a write left
-        for path in directory.glob(".*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def begin_run(output: Path, recipe: Recipe, start: Path | None, devices: int) -> None:
+    """Write down what the run is begun with, or refuse to go on with one that something else began."""
+    began = {
+        "weights": sha256(start / WEIGHTS) if start else "random",
+        "corpus": sha256(Path(recipe.data.corpus) / MANIFEST),
+        "batches a step": recipe.train.accumulate * devices,
+    }
+    if numbered(output / "checkpoints"):  # else there is nothing to go on with
+        _refuse_other_settings(output, recipe)
+        _refuse_another_start(output, began)
+    for directory in (output, output / "checkpoints", output / "best"):
+        remove_leftovers(directory)
     write_text(output / "recipe.yaml", recipe_yaml(recipe))
-    write_text(output / "start.txt", f"{began_from}\n")
+    write_text(output / START, json.dumps(began, indent=2) + "\n")
 
 
-def _refuse_another_run(output: Path, recipe: Recipe, began_from: str) -> None:
-    """Nothing is refused where there is no checkpoint: nothing is gone on with."""
-    if not numbered(output / "checkpoints"):
+def refuse_longer_first_stage(output: Path, recipe: Recipe) -> None:
+    """More steps of a first stage would make weights that the second, already begun, did not begin from."""
+    if not (numbered(output / "finetune" / "checkpoints") and (output / "train" / "recipe.yaml").exists()):
         return
+    done = load_recipe(output / "train" / "recipe.yaml").train.steps
+    if recipe.finetune is not None and recipe.train.steps > done:
+        raise UsageError(
+            f"{output / 'finetune'}: began from weights of {done} steps, and would not fit {recipe.train.steps}; "
+            "remove it to train more before it"
+        )
+
+
+def _refuse_other_settings(output: Path, recipe: Recipe) -> None:
     old, new = (_flat(asdict(r)) for r in (load_recipe(output / "recipe.yaml"), recipe))
     stage = recipe.train
     falls = stage.schedule in ("linear", "cosine") or stage.glance_from != stage.glance_to  # towards the last step
@@ -45,8 +61,20 @@ def _refuse_another_run(output: Path, recipe: Recipe, began_from: str) -> None:
             f"{output}: a run must keep its settings, but {', '.join(changed)}; "
             "choose another output, or remove this one"
         )
-    if (output / "start.txt").read_text(encoding="utf-8").strip() != began_from:
-        raise UsageError(f"{output}: began from other weights than there are now; remove it to train this stage anew")
+
+
+def _refuse_another_start(output: Path, began: dict[str, Any]) -> None:
+    before = json.loads((output / START).read_text(encoding="utf-8"))
+    reasons = {
+        "weights": "began from other weights than there are now",
+        "corpus": "began with another corpus than there is now",
+        "batches a step": (
+            f"accumulate x devices must stay {before.get('batches a step')}, but is {began['batches a step']}"
+        ),
+    }
+    for key, reason in reasons.items():
+        if before.get(key) != began[key]:
+            raise UsageError(f"{output}: {reason}; remove it to train this stage anew")
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
