@@ -104,7 +104,14 @@ def test_model_has_the_parameters_of_its_sizes(path):
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("family", LOSSES)
 def test_parameters_of_every_kind_of_model(family, positions, norm):
-    sizes = {"d_model": 12, "heads": 3, "feed_forward": 7, "encoder_layers": 2, "decoder_layers": 3, "max_positions": 5}
+    sizes = {
+        "d_model": 12,
+        "heads": 3,
+        "feed_forward": 7,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "max_positions": 11,
+    }
     model = ModelConfig(family=family, positions=positions, norm=norm, **sizes)
     assert built(model, 11) == parameters(model, 11)
 

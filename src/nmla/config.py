@@ -45,7 +45,9 @@ class ModelConfig:
         _check_one_of("model.norm", self.norm, ("pre", "post"))
         _check_one_of("model.positions", self.positions, ("sinusoidal", "learned"))
         _check(
-            self.max_positions > 2 * self.upsample, "model.max_positions must be far above upsample", self.max_positions
+            self.max_positions >= 2 * self.upsample,
+            "model.max_positions must be 2 x upsample or more",
+            self.max_positions,
         )
         _check(self.d_model % 2 == 0, "model.d_model must be even, for sine and cosine positions", self.d_model)
         _check(self.d_model % self.heads == 0, f"model.heads must divide d_model {self.d_model}", self.heads)

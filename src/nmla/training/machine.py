@@ -1,5 +1,6 @@
 """Where a training runs: devices, processes, machines, and the signals that stop it."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -31,9 +32,22 @@ def start_fabric(machine: MachineConfig) -> Fabric:
             precision=PRECISIONS[machine.precision],  # type: ignore[arg-type]
         )
         fabric.launch()
+        if fabric.device.type == "cpu":
+            reuse_memory()
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"machine: must suit this machine, but: {' '.join(str(error).split())}") from None
     return fabric
+
+
+def reuse_memory() -> None:
+    """Keep memory that was freed for what comes next: to give it back to the system and ask for it anew, step by step,
+    costs a small model a fifth of its time on a CPU."""
+    no_mapping, never_trim = (-4, 0), (-1, -1)  # M_MMAP_MAX, M_TRIM_THRESHOLD of glibc's malloc.h
+    try:
+        for setting in (no_mapping, never_trim):
+            ctypes.CDLL("libc.so.6").mallopt(*setting)
+    except (OSError, AttributeError):
+        pass  # another system, with a way of its own
 
 
 def processes(machine: MachineConfig) -> tuple[int, int]:
