@@ -147,7 +147,7 @@ def prepare_table(train: list[list[Path]], directory: Path, vocab_size: int, tur
 def batches_table(corpus: Corpus) -> float:
     """Padding in the batches of one epoch, and what it takes to make them; returns the worst share of padding."""
     print("\n## Batches of one epoch\n")
-    header("model", "batches", "output positions", "source padding", "target padding", "in all", "ms a batch")
+    header("model", "batches", "output positions", "encoder padding", "decoder padding", "in all", "ms a batch")
     worst = 0.0
     for family, loss in (("ctc", "ctc"), ("autoregressive", "cross_entropy")):
         config, stage = ModelConfig(family=family), TrainConfig(steps=1, loss=loss, max_tokens=MAX_TOKENS)
@@ -160,7 +160,8 @@ def batches_table(corpus: Corpus) -> float:
         for batch in some:
             examples.batch(batch)
         milliseconds = 1000 * ((time.perf_counter() - start) / len(some) + sorting / len(batches))
-        sides = (corpus.train_source.lengths[examples.source] + 1, examples.widths)
+        source = corpus.train_source.lengths[examples.source] + 1
+        sides = (source, examples.costs if family == "ctc" else examples.widths + 1)
         used = [int(side.sum()) for side in sides]
         room = [sum(len(batch) * int(side[batch].max()) for batch in batches) for side in sides]
         padding = [1 - u / r for u, r in zip([*used, sum(used)], [*room, sum(room)], strict=True)]

@@ -188,3 +188,17 @@ def test_reader_that_stops_early_is_no_error(copy_run, tmp_path):
     done = subprocess.run(command, shell=True, cwd=tmp_path, input=b"1 2\n" * 20000, capture_output=True)
     assert done.stdout == b"1 2\n"
     assert done.stderr == b""
+
+
+def test_average_takes_only_what_belongs_together(examples, desk, tmp_path):
+    model, checkpoints = desk / "runs/mine/train/model", sorted((desk / "runs/mine/train/checkpoints").iterdir())
+    other = desk / "runs/quick/ctc/model"
+    for arguments, code, message in (
+        (checkpoints, 2, "--model must tell which model the checkpoints belong to, but is not given"),
+        ((model, other), 3, "must be a model of the same kind and vocabulary"),
+        ((*checkpoints, "--model", other), 3, "must fit the model"),
+        ((model, desk / "corpora"), 3, "must be a sound model or checkpoint, but"),
+    ):
+        done = nmla("average", *arguments, "--output", tmp_path / "new", cwd=desk)
+        assert message in complaint(done, code)
+        assert not (tmp_path / "new").exists()

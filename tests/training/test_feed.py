@@ -62,6 +62,12 @@ def test_other_families_need_no_room_for_blanks(stage):
     assert Examples.of(corpus_of(PAIRS), learned, stage).source.tolist() == [0, 0, 1]
 
 
+def test_targets_are_alike_in_a_batch_only_where_the_decoder_is_as_long(stage):
+    assert not Examples.of(corpus_of(PAIRS), CONFIG, stage).widths.any()
+    fixed = Examples.of(corpus_of(PAIRS), replace(CONFIG, family="fixed_length"), replace(stage, loss="cross_entropy"))
+    assert fixed.widths.tolist() == [2, 3, 4, 1, 1, 2, 9]
+
+
 def test_sctc_needs_no_blank_between_equal_neighbours(stage):
     examples = Examples.of(corpus_of(PAIRS), replace(CONFIG, family="sctc"), replace(stage, loss="sctc"))
     assert examples.source.tolist() == [0, 0, 0, 1, 3, 3]

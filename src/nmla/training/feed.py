@@ -28,7 +28,7 @@ class Examples:
     count: IntArray  # (N,) how many there are
     target: IntArray  # which references, one example's after the other's
     costs: IntArray  # (N,) positions that the model fills
-    widths: IntArray  # (N,) the longest reference
+    widths: IntArray  # (N,) what else should be alike in a batch: the longest reference, if the decoder is as long
     tokens: IntArray  # (N,) of all references
     together: bool  # several references in one example
     skipped: int
@@ -59,6 +59,9 @@ class Examples:
             f"{skipped} of {len(source)} pairs are skipped: {too_short.sum()} targets need more positions, "
             f"{too_long.sum()} outputs are longer than {longest}"
         )
+        # What a decoder fills is to be of one length. A CTC model's is its source's: were its targets sorted too, one
+        # batch would hold the long translations of some words, the next the short, and each undo the other.
+        widths = np.zeros_like(lengths) if config.family in ("ctc", "sctc") else lengths
         together = stage.references == "together"
         if together:
             which, first, count = np.unique(source[fits], return_index=True, return_counts=True)
@@ -71,7 +74,7 @@ class Examples:
             count,
             fits,
             np.maximum.reduceat(positions[fits], first),
-            np.maximum.reduceat(lengths[fits], first),
+            np.maximum.reduceat(widths[fits], first),
             np.add.reduceat(lengths[fits], first),
             together,
             skipped,
