@@ -466,7 +466,7 @@ def make_corpus(directory: pathlib.Path, pairs: int) -> Corpus:
             paths[split, side] = directory / f"{split}.{side}.txt"
             paths[split, side].write_text("".join(f"{line}\n" for line in chosen), encoding="utf-8")
     train, valid = ((paths[split, "source"], paths[split, "target"]) for split in ("train", "valid"))
-    prepare(train=train, valid=valid, output=directory / "corpus", vocab_size=300)
+    prepare(train=[train], valid=[valid], output=directory / "corpus", vocab_size=300)
     return Corpus.load(directory / "corpus")
 
 
