@@ -14,6 +14,7 @@ from nmla.training.feed import Examples
 from nmla.training.objective import LENGTH_WEIGHT, Totals, batch_loss
 from nmla.training.schedule import learning_rate
 
+pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 EVERY = [(family, loss) for family, of_family in LOSSES.items() for loss in of_family]
 CONFIG = ModelConfig(d_model=16, heads=2, feed_forward=32, encoder_layers=1, decoder_layers=1, upsample=2)
 
