@@ -28,6 +28,7 @@ from nmla.data.corpus import TOKENIZER, Corpus
 from nmla.data.synthetic import HEADLINE, generate
 from nmla.text.lines import read_lines
 from nmla.training.feed import Examples
+from tables import header, row, verdict
 
 PAIRS = 100_000  # of generated text
 VOCAB_SIZE, GENERATED_VOCAB_SIZE = 32000, 400
@@ -98,20 +99,6 @@ def in_threads(chunks: list[list[str]], model: str) -> float:
     for chunk in chunks:
         sum(map(len, pieces.encode(chunk, num_threads=CORES)))
     return time.perf_counter() - start
-
-
-def row(*cells: object) -> str:
-    return "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
-
-
-def header(*cells: str) -> None:
-    print(row(*cells))
-    print("|---" + "|--:" * (len(cells) - 1) + "|")
-
-
-def verdict(text: str, value: float, bar: float, *, at_least: bool = False) -> None:
-    met = value >= bar if at_least else value <= bar
-    print(row(text, value, f"{'>=' if at_least else '<='} {bar:g}", "yes" if met else "NO"))
 
 
 def prepare_table(train: list[list[Path]], directory: Path, vocab_size: int, turns: int) -> tuple[float, float]:

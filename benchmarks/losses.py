@@ -23,6 +23,7 @@ from nmla.losses import (
     ngram_matching_loss_with_logits,
     sctc_loss,
 )
+from tables import header, row, verdict
 
 SHAPES = [(32, 30, 90, 8000), (4, 60, 180, 32000), (2, 120, 360, 32000)]
 LONGER = [(4, 30, 180, 8000), (4, 30, 360, 8000), (4, 30, 720, 8000)]
@@ -158,20 +159,6 @@ def peak(name: str, shape: Shape) -> tuple[float, float]:
     # Forked before this process has any threads, so that torch need not be imported again.
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(peak_in_this_process, (name, shape))
-
-
-def row(*cells: object) -> str:
-    return "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
-
-
-def header(*cells: str) -> None:
-    print(row(*cells))
-    print("|---" + "|--:" * (len(cells) - 1) + "|")
-
-
-def verdict(text: str, value: float, bar: float, *, at_least: bool = False) -> None:
-    met = value >= bar if at_least else value <= bar
-    print(row(text, value, f"{'>=' if at_least else '<='} {bar:g}", "yes" if met else "NO"))
 
 
 def check_dense() -> None:

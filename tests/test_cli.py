@@ -194,6 +194,7 @@ def test_average_takes_only_what_belongs_together(examples, desk, tmp_path):
     model, checkpoints = desk / "runs/mine/train/model", sorted((desk / "runs/mine/train/checkpoints").iterdir())
     other = desk / "runs/quick/ctc/model"
     for arguments, code, message in (
+        ((desk / "nowhere",), 2, "nowhere: must be the directory of a model or a checkpoint, but is none"),
         (checkpoints, 2, "--model must tell which model the checkpoints belong to, but is not given"),
         ((model, other), 3, "must be a model of the same kind and vocabulary"),
         ((*checkpoints, "--model", other), 3, "must fit the model"),

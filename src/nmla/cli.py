@@ -128,6 +128,9 @@ def run_average(args: argparse.Namespace) -> None:
 
     if args.output.exists():
         raise UsageError(f"{args.output}: must not exist yet, but does; choose another output, or remove it")
+    for path in args.weights:
+        if not path.is_dir():
+            raise UsageError(f"{path}: must be the directory of a model or a checkpoint, but is none")
     models = [path for path in (args.model, *args.weights) if path and (path / CONFIG).exists()]
     if not models:
         raise UsageError("--model must tell which model the checkpoints belong to, but is not given")

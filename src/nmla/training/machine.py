@@ -66,19 +66,21 @@ def on_one_process(fabric: Fabric, work: Callable[[], T]) -> T:
     """Do on one process what all wait for; what goes wrong there stops them all, and is told once."""
     if fabric.world_size == 1:
         return work()
-    result, error = None, None
+    result: Any = None
+    error: Any = None
     if fabric.is_global_zero:
         try:
             result = work()
         except SafetensorError as failure:
             error = OSError(str(failure))
         except (NmlaError, OSError) as failure:
-            error = failure  # type: ignore[assignment]
+            error = failure
     result, error = fabric.broadcast((result, error))
     if error is not None:
-        error.told = not fabric.is_global_zero  # type: ignore[attr-defined]
+        error.told = not fabric.is_global_zero
         raise error
-    return result  # type: ignore[return-value]
+    outcome: T = result
+    return outcome
 
 
 def explained(error: RuntimeError) -> str:
