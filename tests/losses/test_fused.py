@@ -107,7 +107,7 @@ def test_no_gradient_is_made_where_none_is_recorded(mode, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 5, 100])
 def test_from_logits(collapse, n, references, exact_total, rows, monkeypatch):
     """The same however many positions are taken at a time."""
-    monkeypatch.setattr("nmla.losses.fused._BLOCK", 40 * rows)
+    monkeypatch.setattr("nmla.losses.sweep._BLOCK", 40 * rows)
     case = larger_case(n, references)
     options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total}
     ours, theirs = leaf(case.logits), leaf(case.logits)

@@ -8,8 +8,6 @@ from torch import Tensor
 from .inputs import check_scores, in_use
 from .sweep import Problem, Sweep, checked_problem
 
-# Elements of the (positions, V) probabilities that are made and read at once: few enough to stay in the cache.
-_BLOCK = 2**20
 # Elements of the (sentences, T, V) logits that the fused loss holds at once: few sentences, but no small products.
 _ELEMENTS = 2**22
 
@@ -111,63 +109,46 @@ def _to_differentiate(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 class _FromLogits(torch.autograd.Function):
-    """Makes the probabilities twice, forward and backward, some positions at a time: cheaper than keeping them."""
+    """The probabilities made forward become the gradient backward: no other tensor of the logits' size is needed."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, problem: Problem) -> Tensor:
-        sweep = Sweep(problem)
-        rows = _rows(logits)
-        scratch_RV = problem.reference_BG.new_zeros(rows + 1, logits.shape[-1])
-        for b, used in enumerate(problem.lengths):
-            for start in range(0, used, rows):
-                stop = min(start + rows, used)
-                sweep.read(b, start, _bordered(logits[b, :used], start - 1, stop, scratch_RV))
-        sweep.finish_reading(lambda b: _sentence_probs(logits, problem, b))
+        batch, positions, vocabulary = logits.shape
+        sweep = Sweep(problem, vocabulary)
+        wanted = ctx.needs_input_grad[0]
+        probs_BTV = problem.reference_BG.new_empty(batch if wanted else 1, positions, vocabulary)
+
+        def make(b: int) -> Tensor:
+            return _softmax(logits, problem, b, probs_BTV[b if wanted else 0])
+
+        for b in range(batch):
+            sweep.read(b, make(b))
+        sweep.finish_reading(make)
         ctx.save_for_backward(logits)
-        ctx.sweep = sweep
-        return sweep.loss(derivatives=ctx.needs_input_grad[0])
+        ctx.sweep, ctx.probs_BTV = sweep, probs_BTV if wanted else None
+        return sweep.loss(derivatives=wanted)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
         sweep: Sweep = ctx.sweep
+        grad_BTV, ctx.probs_BTV = ctx.probs_BTV, None  # written over: they can be used once
+        if grad_BTV is None:
+            grad_BTV = torch.empty_like(logits, dtype=grad_B.dtype, memory_format=torch.contiguous_format)
+            for b in range(len(logits)):
+                _softmax(logits, sweep.problem, b, grad_BTV[b])
         sweep.weigh(grad_B)
-        rows = _rows(logits)
-        scratch_RV = grad_B.new_zeros(rows + 2, logits.shape[-1])
-        grad_BTV = torch.empty_like(logits, memory_format=torch.contiguous_format)
         for b, used in enumerate(sweep.problem.lengths):
-            shortfall = sweep.shortfall_gradient(b, lambda b: _sentence_probs(logits, sweep.problem, b))
-            for start in range(0, used, rows):
-                stop = min(start + rows, used)
-                grad_RV = grad_BTV[b, start:stop]
-                written_RV = grad_RV if grad_RV.dtype == grad_B.dtype else torch.empty_like(grad_RV, dtype=grad_B.dtype)
-                bordered_RV = _bordered(logits[b, :used], start - 1, stop + 1, scratch_RV)
-                sweep.write(b, start, bordered_RV, written_RV, shortfall)
-                if written_RV is not grad_RV:
-                    grad_RV.copy_(written_RV)
+            sweep.write(b, grad_BTV[b, :used])
             grad_BTV[b, used:] = 0
-        return grad_BTV, None
+        return grad_BTV.to(logits.dtype), None
 
 
-def _rows(logits: Tensor) -> int:
-    """How many positions to take at a time."""
-    _, positions, vocabulary = logits.shape
-    return max(1, min(positions, _BLOCK // vocabulary))
-
-
-def _bordered(logits_TV: Tensor, start: int, stop: int, scratch_RV: Tensor) -> Tensor:
-    """The probabilities of positions ``start`` to ``stop``, in ``scratch_RV``; zeros where that goes past an end."""
-    first, last = max(start, 0), min(stop, len(logits_TV))
-    bordered_RV = scratch_RV[: stop - start]
-    bordered_RV[: first - start] = 0
-    bordered_RV[last - start :] = 0
-    torch.softmax(logits_TV[first:last], -1, dtype=scratch_RV.dtype, out=bordered_RV[first - start : last - start])
-    return bordered_RV
-
-
-def _sentence_probs(logits: Tensor, problem: Problem, b: int) -> Tensor:
-    return torch.softmax(logits[b, : problem.lengths[b]], -1, dtype=problem.reference_BG.dtype)
+def _softmax(logits: Tensor, problem: Problem, b: int, out_TV: Tensor) -> Tensor:
+    """A sentence's probabilities at the positions in use."""
+    used = problem.lengths[b]
+    return torch.softmax(logits[b, :used], -1, dtype=out_TV.dtype, out=out_TV[:used])
 
 
 class _FromHidden(torch.autograd.Function):
@@ -218,10 +199,10 @@ def _sweep_head(
     matrix_VD, bias_V = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     sentences = max(1, min(batch, _ELEMENTS // max(1, positions * vocabulary)))
     logits = hidden.new_empty(sentences * positions, vocabulary)
-    bordered = loss_B.new_zeros(sentences * (positions + 2), vocabulary)
+    probs = loss_B.new_empty(sentences * positions, vocabulary)
     for start in range(0, batch, sentences):
         part = slice(start, start + sentences)
-        sweep = Sweep(problem.part(part))
+        sweep = Sweep(problem.part(part), vocabulary)
         lengths = problem.lengths[part]
         used_ST = in_use(torch.tensor(lengths, device=hidden.device), positions)
         rows_ND = hidden[part][used_ST]
@@ -229,24 +210,17 @@ def _sweep_head(
             logits_NV = torch.mm(rows_ND, matrix_VD.t(), out=logits[: len(rows_ND)])
         if bias_V is not None:
             logits_NV += bias_V
-        scores = logits_NV.split(lengths)
-        probs = [rows[: length + 2] for rows, length in zip(bordered.split(positions + 2), lengths, strict=False)]
-        for s, length in enumerate(lengths):
-            torch.softmax(scores[s], -1, dtype=bordered.dtype, out=probs[s][1:-1])
-            probs[s][length + 1] = 0
-            sweep.read(s, 0, probs[s][:-1])
-
-        def again(s: int, probs: list[Tensor] = probs) -> Tensor:
-            return probs[s][1:-1]
-
-        sweep.finish_reading(again)
+        grad_NV = torch.softmax(logits_NV, -1, dtype=probs.dtype, out=probs[: len(rows_ND)])  # probabilities so far
+        probs_TVs = grad_NV.split(lengths)
+        for s, probs_TV in enumerate(probs_TVs):
+            sweep.read(s, probs_TV)
+        sweep.finish_reading(probs_TVs.__getitem__)
         loss_B[part] = sweep.loss(derivatives=any(wanted))
         if not any(wanted):
             continue
-        grad_NV = logits_NV if hidden.dtype == loss_B.dtype else torch.empty_like(logits_NV, dtype=loss_B.dtype)
         sweep.weigh(weight_B[part])
-        for s, grad_TV in enumerate(grad_NV.split(lengths)):
-            sweep.write(s, 0, probs[s], grad_TV, sweep.shortfall_gradient(s, again))
+        for s, probs_TV in enumerate(probs_TVs):
+            sweep.write(s, probs_TV)
         if d_bias is not None:
             d_bias += grad_NV.sum(0)
         grad_NV = grad_NV.to(hidden.dtype)

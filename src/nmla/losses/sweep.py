@@ -1,11 +1,11 @@
 """What the n-gram matching loss needs of a sentence's probabilities, and its gradient in closed form.
 
 The loss reads few of the (T, V) probabilities, those of the reference's tokens. All it asks of the others is the
-expected length, whose gradient is known in closed form. So a sentence's probabilities can be made, read and dropped
-while they are in the cache; the recurrences run on what was read; and a second sweep writes the gradient.
+expected length, whose gradient is known in closed form. So one sweep over a sentence's probabilities reads what is
+needed, the recurrences run on that alone, and a second sweep turns the probabilities into the gradient, in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,9 @@ from .inputs import check_blank, check_targets, full_type
 from .length import check_n, may_fall_short, shortfall_from_blanks, shortfall_from_probs, shortfall_gradient
 from .matching import negative_f1
 from .ngram import counts_from_probs, reference_ngrams
+
+# Elements of the (positions, V) probabilities that are read or written at once: few enough to stay in the cache.
+_BLOCK = 2**20
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def checked_problem(
 class Sweep:
     """Reads what the loss depends on from each sentence's probabilities; later turns them into their gradient."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, vocabulary: int) -> None:
         self.problem = problem
         batch, grams, n = problem.ngrams_BGn.shape
         positions = max(problem.lengths, default=0)
@@ -73,34 +76,38 @@ class Sweep:
         self.overlap_BT = like.new_zeros(batch, positions)  # of the token before once more, and not blank
         self.shortfall_B = like.new_zeros(batch)
         self.falls_short = [False] * batch
+        self.scratch_RV = like.new_empty(max(1, min(positions, _BLOCK // vocabulary)), vocabulary)
+        self.nothing_V = like.new_zeros(vocabulary)
 
-    def read(self, b: int, start: int, bordered_RV: Tensor) -> None:
-        """Take note of the probabilities of some positions of a sentence, from ``start`` on; changes them.
+    def read(self, b: int, probs_TV: Tensor) -> None:
+        """Take note of a sentence's probabilities; changes them."""
+        used = len(probs_TV)
+        self.blank_BT[b, :used] = probs_TV[:, self.problem.blank]
+        probs_TV[:, self.problem.blank] = 0
+        tokens_TnG = self.tokens_TnBG[:used, :, b]
+        tokens_TnG.copy_(probs_TV.index_select(1, self.ids_BK[b]).view(tokens_TnG.shape))
+        for start, stop in self._blocks(used):
+            self.words_BT[b, start:stop] = probs_TV[start:stop].sum(-1)
+            if self.problem.collapse == "ctc":
+                start = max(start, 1)
+                both_RV = self.scratch_RV[: stop - start]
+                torch.mul(probs_TV[start - 1 : stop - 1], probs_TV[start:stop], out=both_RV)
+                self.overlap_BT[b, start:stop] = both_RV.sum(-1)
 
-        ``bordered_RV`` holds one row before them: the position before, or zeros before the first.
-        """
-        probs_RV, here = bordered_RV[1:], slice(start, start + len(bordered_RV) - 1)
-        self.blank_BT[b, here] = probs_RV[:, self.problem.blank]
-        bordered_RV[:, self.problem.blank] = 0
-        tokens_RnG = self.tokens_TnBG[here, :, b]
-        tokens_RnG.copy_(probs_RV.index_select(1, self.ids_BK[b]).view(tokens_RnG.shape))
-        self.words_BT[b, here] = probs_RV.sum(-1)
-        if self.problem.collapse == "ctc":
-            self.overlap_BT[b, here] = (bordered_RV[:-1] * probs_RV).sum(-1)
+    def _blocks(self, used: int) -> Iterator[tuple[int, int]]:
+        rows = len(self.scratch_RV)
+        return ((start, min(start + rows, used)) for start in range(0, used, rows))
 
     def finish_reading(self, again: Callable[[int], Tensor]) -> None:
         """Compute what the exact total needs beyond the expected length. ``again(b)`` gives all probabilities of a
         sentence once more: of few, once a model writes whole sentences."""
         if self.problem.exact_total and self.problem.collapse == "ctc" and self.n > 2:
             self.falls_short = may_fall_short(self.blank_BT, self.overlap_BT, self.n).tolist()
-            for b in range(len(self.falls_short)):
+            for b, used in enumerate(self.problem.lengths):
                 if self.falls_short[b]:
-                    self.shortfall_B[b] = shortfall_from_probs(*self._words_and_blank(b, again), self.n)
-
-    def _words_and_blank(self, b: int, again: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-        probs_TV = again(b)
-        probs_TV[:, self.problem.blank] = 0
-        return probs_TV, self.blank_BT[b, : len(probs_TV)]
+                    probs_TV = again(b)
+                    probs_TV[:, self.problem.blank] = 0
+                    self.shortfall_B[b] = shortfall_from_probs(probs_TV, self.blank_BT[b, :used], self.n)
 
     def loss(self, *, derivatives: bool) -> Tensor:
         """The losses ``(B,)`` and, for :meth:`write`, their derivatives for all that was read."""
@@ -129,33 +136,40 @@ class Sweep:
         length_BT = self.words_BT - self.overlap_BT - next_overlap_BT
         self.g_sum_BT = self.g_tokens_TnBG.sum((1, 3)).t() + self.g_blank_BT + self.g_total_B.unsqueeze(-1) * length_BT
 
-    def shortfall_gradient(self, b: int, again: Callable[[int], Tensor]) -> tuple[Tensor, Tensor] | None:
-        """For :meth:`write`: the part of a sentence's gradient that needs all its probabilities, if there is one."""
-        return shortfall_gradient(*self._words_and_blank(b, again), self.n) if self.falls_short[b] else None
-
-    def write(
-        self, b: int, start: int, bordered_RV: Tensor, grad_RV: Tensor, shortfall: tuple[Tensor, Tensor] | None
-    ) -> None:
-        """Write the gradient for the logits of some positions of a sentence, from ``start`` on, into ``grad_RV``.
-
-        ``bordered_RV`` holds their probabilities and one row before and one after: the positions there, or zeros before
-        the first and after the last; changes them.
-        """
-        here = slice(start, start + len(grad_RV))
-        g_total, g_sum_R, g_blank_R = self.g_total_B[b], self.g_sum_BT[b, here], self.g_blank_BT[b, here]
-        blank_R, probs_RV = self.blank_BT[b, here], bordered_RV[1:-1]
-        bordered_RV[:, self.problem.blank] = 0
+    def write(self, b: int, probs_TV: Tensor) -> None:
+        """Turn a sentence's probabilities into the gradient for its logits, in place."""
+        used = len(probs_TV)
+        probs_TV[:, self.problem.blank] = 0
+        g_total, g_sum_T, g_blank_T = self.g_total_B[b], self.g_sum_BT[b, :used], self.g_blank_BT[b, :used]
+        blank_T = self.blank_BT[b, :used]
+        d_short_TV = None
+        if self.falls_short[b]:
+            d_short_TV, d_blank_T = shortfall_gradient(probs_TV, blank_T, self.n)
+            g_blank_T = g_blank_T + g_total * d_blank_T * blank_T
+            g_sum_T = g_sum_T + g_total * ((d_short_TV * probs_TV).sum(-1) + d_blank_T * blank_T)
         # Of each derivative the softmax takes the share p_t(v) of the sum of all.
+        factor_T1 = (g_total - g_sum_T).unsqueeze(-1)
         if self.problem.collapse == "sctc":
-            torch.mul(probs_RV, (g_total - g_sum_R).unsqueeze(-1), out=grad_RV)
+            probs_TV *= factor_T1
         else:
-            torch.add(bordered_RV[:-2], bordered_RV[2:], out=grad_RV)
-            if shortfall is not None:
-                d_probs_RV, d_blank_R = shortfall[0][here], shortfall[1][here]
-                g_blank_R = g_blank_R + g_total * d_blank_R * blank_R
-                g_sum_R = g_sum_R + g_total * ((d_probs_RV * probs_RV).sum(-1) + d_blank_R * blank_R)
-                grad_RV -= d_probs_RV
-            torch.addcmul((g_total - g_sum_R).unsqueeze(-1), grad_RV, -g_total, out=grad_RV)
-            grad_RV *= probs_RV
-        grad_RV.index_add_(1, self.ids_BK[b], self.g_tokens_TnBG[here, :, b].flatten(1))
-        grad_RV[:, self.problem.blank] = g_blank_R - blank_R * g_sum_R
+            before_V = self.nothing_V
+            for start, stop in self._blocks(used):
+                around_RV = self._neighbours(probs_TV, start, stop, before_V)
+                if d_short_TV is not None:
+                    around_RV -= d_short_TV[start:stop]
+                before_V = probs_TV[stop - 1].clone()
+                around_RV *= -g_total
+                around_RV += factor_T1[start:stop]
+                probs_TV[start:stop] *= around_RV
+        probs_TV.index_add_(1, self.ids_BK[b], self.g_tokens_TnBG[:used, :, b].flatten(1))
+        probs_TV[:, self.problem.blank] = g_blank_T - blank_T * g_sum_T
+
+    def _neighbours(self, probs_TV: Tensor, start: int, stop: int, before_V: Tensor) -> Tensor:
+        """p_{t-1} + p_{t+1} for some positions; ``before_V`` is the one before them, which has been written over."""
+        around_RV = self.scratch_RV[: stop - start]
+        after_V = probs_TV[stop] if stop < len(probs_TV) else self.nothing_V
+        torch.add(before_V, probs_TV[start + 1] if stop - start > 1 else after_V, out=around_RV[0])
+        if stop - start > 1:
+            torch.add(probs_TV[start : stop - 2], probs_TV[start + 2 : stop], out=around_RV[1:-1])
+            torch.add(probs_TV[stop - 2], after_V, out=around_RV[-1])
+        return around_RV
