@@ -73,6 +73,24 @@ def negative_log_likelihood(log_probs_TV: Tensor, target: list[int], blank: int,
     return -log_probs_P[paths.are(target)].logsumexp(0)
 
 
+def ddrs_loss(log_probs_TV: Tensor, references: list[list[int]], progress: float, blank: int, collapse: str) -> Tensor:
+    references = [reference for reference in references if reference]
+    if not references:
+        return log_probs_TV.new_zeros(())
+    losses = [negative_log_likelihood(log_probs_TV, reference, blank, collapse) for reference in references]
+    lengths = [len(reference) for reference in references]
+    of_all = torch.stack(losses).sum() / sum(lengths)
+    possible = [(-loss).exp() for loss in losses if loss.isfinite()]
+    of_any = -torch.stack(possible or [of_all.new_zeros(())]).sum().log() / (sum(lengths) / len(lengths))
+    likeliest, length = min(zip(losses, lengths, strict=True), key=lambda of: of[0].item())
+    of_likeliest = likeliest / length
+    if progress == 2 / 3:
+        return of_any
+    if progress < 2 / 3:
+        return of_all if progress == 0 else (1 - 1.5 * progress) * of_all + 1.5 * progress * of_any
+    return of_likeliest if progress == 1 else (3 - 3 * progress) * of_any + (3 * progress - 2) * of_likeliest
+
+
 def best_score(log_probs_TV: Tensor, target: list[int], blank: int, collapse: str) -> Tensor:
     paths, log_probs_P = paths_of(log_probs_TV, blank, collapse)
     return log_probs_P.masked_fill(~paths.are(target), -torch.inf).max()

@@ -82,7 +82,7 @@ def run_translate(args: argparse.Namespace) -> None:
     at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
     number = 0
     while texts := list(islice(lines, at_once)):
-        for translation in translator.translate_batch(texts):
+        for translation in translator.translate_batch(texts, beam_size=args.beam_size):
             number += 1
             if translation.parts > 1:
                 print(f"stdin:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
@@ -100,7 +100,8 @@ def run_score(args: argparse.Namespace) -> None:
     if args.model is not None:
         from nmla.decoding.translator import Translator
 
-        translations = Translator.load(args.model).translate_batch(read_lines(args.source))
+        texts = read_lines(args.source)
+        translations = Translator.load(args.model).translate_batch(texts, beam_size=args.beam_size, entropy=True)
         hypotheses = [translation.text for translation in translations]
     else:
         hypotheses = list(stdin_lines())
@@ -159,6 +160,7 @@ class Command:
 
 FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "metavar": "FILE"}
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
+BEAM_SIZE = {"type": int, "default": 1, "help": "how many translations an autoregressive model weighs (default: 1)"}
 
 COMMANDS = {
     "demo": Command(
@@ -231,7 +233,7 @@ COMMANDS = {
         "translate standard input to standard output, line by line",
         "nmla translate --model runs/mine/train/model < valid.en > output.de",
         run_translate,
-        {"--model": {"type": Path, "required": True, "help": "a model directory"}},
+        {"--model": {"type": Path, "required": True, "help": "a model directory"}, "--beam-size": BEAM_SIZE},
     ),
     "score": Command(
         "score translations on standard input, or a model's of a source file",
@@ -246,6 +248,7 @@ COMMANDS = {
             },
             "--model": {"type": Path, "help": "translate --source with this model, and tell its entropy too"},
             "--source": {"type": Path, "help": "what --model translates"},
+            "--beam-size": BEAM_SIZE,
         },
     ),
 }

@@ -12,10 +12,10 @@ from nmla.errors import UsageError
 LOSSES = {
     "autoregressive": ("cross_entropy",),
     "fixed_length": ("cross_entropy", "oaxe", "axe", "bag"),
-    "ctc": ("ctc", "ngram", "combined"),
-    "sctc": ("sctc", "bipartite", "ngram", "combined"),
+    "ctc": ("ctc", "ngram", "combined", "ddrs"),
+    "sctc": ("sctc", "bipartite", "ngram", "combined", "ddrs"),
 }
-MANY_REFERENCES = ("ngram", "combined", "bag")  # losses that match the mean of several references
+MANY_REFERENCES = ("ngram", "combined", "bag", "ddrs")  # losses that can take several references of a source together
 GLANCING = ("cross_entropy", "ctc", "sctc")  # losses that a model can glance under
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 TEXTS = ("output", "data.corpus")  # settings that hold any text
@@ -96,6 +96,8 @@ class TrainConfig:
             _check(getattr(self, name) >= 0, f"{name} must be at least 0", getattr(self, name))
         fits = all(weight >= 0 for weight in self.combine) and abs(sum(self.combine) - 1) < 1e-6
         _check(fits, "combine must hold weights of at least 0 that sum to 1", self.combine)
+        if self.loss == "ddrs":
+            _check(self.references == "together", "references of the loss ddrs must be together", self.references)
         if self.references == "together":
             _check(self.loss in MANY_REFERENCES, f"references: together needs a loss of {MANY_REFERENCES}", self.loss)
         if self.glance_from or self.glance_to:

@@ -127,7 +127,8 @@ def _prepare(sentences: list[Sentence], output: Path) -> None:
 def _test(
     system: str, test: list[Sentence], bleu: sacrebleu.BLEU, bleu_all: sacrebleu.BLEU, stage: Path
 ) -> tuple[list[str], Result]:
-    translations = Translator.load(stage / "model").translate_batch([sentence.source for sentence in test])
+    sources = [sentence.source for sentence in test]
+    translations = Translator.load(stage / "model").translate_batch(sources, entropy=True)
     outputs = [translation.text for translation in translations]
     valid = sum(out in sentence.valid_targets() for out, sentence in zip(outputs, test, strict=True))
     one = bleu.corpus_score(outputs, None)

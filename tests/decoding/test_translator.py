@@ -55,7 +55,7 @@ def test_unknown_characters_do_no_harm(translator):
 
 def test_entropy_is_that_of_the_probabilities(translator):
     probabilities = translator.probabilities("1 2 3").double()
-    translation = translator.translate_batch(["1 2 3"])[0]
+    translation = translator.translate_batch(["1 2 3"], entropy=True)[0]
     assert translation.positions == len(probabilities)
     assert translation.entropy == pytest.approx(torch.special.entr(probabilities).sum().item(), abs=1e-4)
 

@@ -16,6 +16,7 @@ from nmla.losses import (
     combined_ngram_loss,
     cross_entropy_loss,
     ctc_loss,
+    ddrs_loss,
     expected_length,
     expected_ngram_counts,
     expected_ngram_total,
@@ -28,20 +29,28 @@ from nmla.losses import (
 )
 
 # The losses that take several references, and those that take one, by name: f(log_probs, *arguments, blank=...).
-NGRAM = {
-    f"{name} {collapse} n={n}": partial(loss, n=n, collapse=collapse)
-    for name, loss in (("matching", ngram_matching_loss), ("with logits", ngram_matching_loss_with_logits))
-    for collapse in ("ctc", "sctc")
-    for n in (1, 2, 3, 4)
-} | {
-    "paper's total": partial(ngram_matching_loss_with_logits, n=3, exact_total=False),
-    "arithmetic": partial(combined_ngram_loss, weights={1: 0.25, 2: 0.75}),
-    "geometric": partial(combined_ngram_loss, weights={1: 0.25, 2: 0.25, 3: 0.5}, mean="geometric"),
-    "fused": lambda log_probs, *arguments, **options: fused_ngram_matching_loss(
-        log_probs, torch.eye(log_probs.shape[-1], dtype=log_probs.dtype), None, *arguments, **options
-    ),
-    "bag": lambda *arguments, blank: bag_of_ngrams_loss(*arguments),
-}
+SEVERAL = (
+    {
+        f"{name} {collapse} n={n}": partial(loss, n=n, collapse=collapse)
+        for name, loss in (("matching", ngram_matching_loss), ("with logits", ngram_matching_loss_with_logits))
+        for collapse in ("ctc", "sctc")
+        for n in (1, 2, 3, 4)
+    }
+    | {
+        "paper's total": partial(ngram_matching_loss_with_logits, n=3, exact_total=False),
+        "arithmetic": partial(combined_ngram_loss, weights={1: 0.25, 2: 0.75}),
+        "geometric": partial(combined_ngram_loss, weights={1: 0.25, 2: 0.25, 3: 0.5}, mean="geometric"),
+        "fused": lambda log_probs, *arguments, **options: fused_ngram_matching_loss(
+            log_probs, torch.eye(log_probs.shape[-1], dtype=log_probs.dtype), None, *arguments, **options
+        ),
+        "bag": lambda *arguments, blank: bag_of_ngrams_loss(*arguments),
+    }
+    | {
+        f"ddrs {collapse} {progress:.1f}": partial(ddrs_loss, progress=progress, collapse=collapse)
+        for collapse in ("ctc", "sctc")
+        for progress in (0, 0.3, 0.8, 1)
+    }
+)
 ONE_REFERENCE = {
     "ctc": ctc_loss,
     "sctc": sctc_loss,
@@ -55,7 +64,7 @@ FIXED_LENGTH = {
     "smoothed": lambda *arguments, blank: cross_entropy_loss(*arguments, label_smoothing=0.2),
     "oaxe": lambda *arguments, blank: oaxe_loss(*arguments),
 }
-EVERY = NGRAM | ONE_REFERENCE | FIXED_LENGTH
+EVERY = SEVERAL | ONE_REFERENCE | FIXED_LENGTH
 WITH_GRADIENT = {name: loss for name, loss in EVERY.items() if name != "best alignment"}
 every_loss = pytest.mark.parametrize("name", EVERY)
 every_differentiable_loss = pytest.mark.parametrize("name", WITH_GRADIENT)
@@ -64,7 +73,7 @@ every_differentiable_loss = pytest.mark.parametrize("name", WITH_GRADIENT)
 def case_for(name: str, seed: int = 5, **options: int) -> Case:
     """A case whose losses are mostly finite: targets shorter than half of the positions."""
     size = {"batch": 6, "positions": 12, "vocabulary": 7, "longest": 5} | options
-    case = random_case(seed, references=3 if name in NGRAM else None, **size)
+    case = random_case(seed, references=3 if name in SEVERAL else None, **size)
     if name in FIXED_LENGTH:
         case.input_lengths.copy_(case.target_lengths)
     else:
@@ -233,7 +242,7 @@ def test_finite_where_probabilities_are_0_or_1(name, sure_of):
 @pytest.mark.parametrize(
     ("name", "none_of"),
     [(name, size) for name in EVERY for size in ("sentences", "positions", "tokens", "positions and tokens")]
-    + [(name, "references") for name in NGRAM],
+    + [(name, "references") for name in SEVERAL],
 )
 def test_sizes_of_zero(name, none_of):
     batch = 0 if none_of == "sentences" else 2
@@ -249,7 +258,7 @@ def test_sizes_of_zero(name, none_of):
     assert losses.shape == (batch,)
     assert not losses.isnan().any()
     assert grads.isfinite().all()
-    if name in NGRAM and none_of in ("tokens", "references"):
+    if name in SEVERAL and none_of in ("tokens", "references"):
         assert not losses.any()
         assert not grads.any()
 

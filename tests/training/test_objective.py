@@ -23,6 +23,8 @@ class Setting:
     def __init__(self, digits, family, **stage):
         self.corpus = Corpus.load(digits / "corpus")
         self.config = replace(CONFIG, family=family)
+        if stage.get("loss") == "ddrs":
+            stage["references"] = "together"
         self.stage = TrainConfig(steps=1, **stage)
         self.examples = Examples.of(self.corpus, self.config, self.stage)
         torch.manual_seed(0)
@@ -72,6 +74,14 @@ def test_losses_that_grow_with_the_target_are_a_mean_over_tokens(digits, family,
     function = {"ctc": losses.ctc_loss, "sctc": losses.sctc_loss, "bipartite": losses.bipartite_loss}[loss]
     expected = function(logits.log_softmax(-1), batch.target, lengths, batch.target_lengths, blank=BLANK)
     assert float(setting.loss([[0, 1]])) == pytest.approx(float(expected.sum() / batch.target_lengths.sum()))
+
+
+@pytest.mark.parametrize(("family", "progress"), [("ctc", 0), ("ctc", 0.5), ("sctc", 1)])
+def test_one_reference_under_ddrs_is_ctc(digits, family, progress):
+    """At any progress, so that a model pretrained by either can be compared."""
+    chosen, plain = Setting(digits, family, loss="ddrs"), Setting(digits, family, loss=family)
+    groups = [[0, 1], [2]]
+    assert float(chosen.loss(groups, progress)) == pytest.approx(float(plain.loss(groups)))
 
 
 @pytest.mark.parametrize(("family", "n"), [("ctc", 2), ("sctc", 1), ("ctc", 3)])

@@ -1,4 +1,4 @@
-"""Word by word, the most probable next token: how an autoregressive model writes."""
+"""Word by word, the most probable next token, in plain torch: what CTranslate2's decoding is held against."""
 
 import torch
 from torch import Tensor
@@ -7,32 +7,32 @@ from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.layers import Cache
 from nmla.text.tokenizer import BOS, EOS
 
-LONGEST = 2  # times the source length, and SPARE more: where a translation that would never end is ended
-SPARE = 20
+
+def longest_output(source_tokens: int) -> int:
+    """How many tokens a translation may have before it is stopped; alike for sources of like length."""
+    return 2 * (-source_tokens // 8 * -8) + 20
 
 
+@torch.inference_mode()
 def greedy_decode(
     model: AutoregressiveTransformer, source_BS: Tensor, source_lengths_B: Tensor
-) -> tuple[list[list[int]], list[float], list[int]]:
-    """The tokens of each translation, the entropy of its predictions in nats, and how many there were."""
+) -> tuple[list[list[int]], list[float]]:
+    """The tokens of each translation, and the logarithm of its probability, that of its end included."""
     memory = model.encode(source_BS, source_lengths_B)
-    most_B = LONGEST * source_lengths_B + SPARE
+    most_B = torch.tensor([longest_output(length) for length in source_lengths_B.tolist()], device=source_BS.device)
     if model.decoder_positions is not None:
         most_B = most_B.clamp(max=model.config.max_positions - 1)
     outputs: list[list[int]] = [[] for _ in source_BS]
-    entropy_B = torch.zeros(len(source_BS), dtype=torch.float64)
-    predictions = [0] * len(source_BS)
+    score_B = torch.zeros(len(source_BS), dtype=torch.float64, device=source_BS.device)
     row_A = torch.arange(len(source_BS), device=source_BS.device)  # the sentences that are not finished
     token_A = torch.full_like(row_A, BOS)
     cache: Cache = {}
     place = 0
     while len(row_A):
-        logits_AV = model.step(token_A, place, memory, cache).float()
-        token_A = logits_AV.argmax(-1)
-        entropy_B[row_A.cpu()] += torch.special.entr(logits_AV.softmax(-1)).sum(-1).double().cpu()
+        best_A, token_A = model.step(token_A, place, memory, cache).float().log_softmax(-1).max(-1)
+        score_B[row_A] += best_A
         place += 1
         for row, token in zip(row_A.tolist(), token_A.tolist(), strict=True):
-            predictions[row] = place
             if token != EOS:
                 outputs[row].append(token)
         going = (token_A != EOS) & (place < most_B[row_A])
@@ -40,4 +40,4 @@ def greedy_decode(
             row_A, token_A = row_A[going], token_A[going]
             memory = memory._replace(states=memory.states[going], keep=memory.keep[going])
             cache = {module: states[going] for module, states in cache.items()}
-    return outputs, entropy_B.tolist(), predictions
+    return outputs, score_B.tolist()

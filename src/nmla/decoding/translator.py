@@ -12,7 +12,8 @@ from torch import Tensor
 from nmla.config import ModelConfig
 from nmla.data.batching import pad
 from nmla.decoding.argmax import argmax_decode
-from nmla.decoding.greedy import greedy_decode
+from nmla.decoding.ctranslate import POSITIONS, CTranslator
+from nmla.errors import UsageError
 from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.pretrained import FILES, load_model, save_model
 from nmla.models.transformer import Transformer
@@ -26,7 +27,7 @@ class Translation:
     """One translated line and what the model thought of it."""
 
     text: str
-    entropy: float = 0.0  # of the model's prediction, in nats, summed over positions
+    entropy: float = 0.0  # of the model's prediction, in nats, summed over positions, if it was asked for
     positions: int = 0  # output positions, blanks included
     parts: int = 1  # into how many pieces a long line was split
 
@@ -43,6 +44,7 @@ class Translator(ModelHubMixin):
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self._written_by: CTranslator | None = None  # an autoregressive model's weights as they are now
 
     @classmethod
     def load(cls, directory: str | Path) -> "Translator":
@@ -61,16 +63,25 @@ class Translator(ModelHubMixin):
     def translate(self, text: str) -> str:
         return self.translate_batch([text])[0].text
 
-    def translate_batch(self, texts: Sequence[str], max_tokens: int = 2048) -> list[Translation]:
+    def translate_batch(
+        self, texts: Sequence[str], max_tokens: int = 2048, *, beam_size: int = 1, entropy: bool = False
+    ) -> list[Translation]:
         """Translate `texts`, at most `max_tokens` output positions at a time; results stand in the order of `texts`.
 
-        A blank line comes back as it is. A line longer than the model can take is split between words, never cut.
+        A blank line comes back as it is. A line longer than the model can take is split between words, never cut. An
+        autoregressive model searches with `beam_size`. `entropy` also tells how sure the model was.
         """
+        if beam_size < 1:
+            raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
+        if beam_size > 1 and self.model.config.family != "autoregressive":
+            raise UsageError(f"beam_size of a {self.model.config.family} model must be 1, but is {beam_size}")
         parts = [self._parts(text) for text in texts]
         flat = [part for of_text in parts for part in of_text]
+        outputs = self._write(flat, beam_size) if self.model.config.family == "autoregressive" else [[]] * len(flat)
         done: dict[int, Translation] = {}
         for rows in self._batches([len(part) for part in flat], max_tokens):
-            done.update(zip(rows, self._translate([flat[row] for row in rows]), strict=True))
+            translations = self._translate([flat[row] for row in rows], [outputs[row] for row in rows], entropy)
+            done.update(zip(rows, translations, strict=True))
         in_order = (done[row] for row in range(len(flat)))
         return [_join([next(in_order) for _ in of_text], text) for of_text, text in zip(parts, texts, strict=True)]
 
@@ -111,22 +122,49 @@ class Translator(ModelHubMixin):
         if batch:
             yield batch
 
+    def _write(self, sentences: list[list[int]], beam_size: int) -> list[list[int]]:
+        """What an autoregressive model writes."""
+        assert isinstance(self.model, AutoregressiveTransformer)
+        if self._written_by is None:
+            device = "cuda" if self._device.type == "cuda" else "cpu"
+            workers = torch.get_num_threads()
+            self._written_by = CTranslator.of(self.model, self.tokenizer, device=device, workers=workers)
+        tokenizer, learned = self.tokenizer, self.model.decoder_positions is not None
+        sources = [[tokenizer.piece(token) for token in sentence] for sentence in sentences]
+        most = self.model.config.max_positions if learned else POSITIONS
+        return [
+            [tokenizer.id(p) for p in of.tokens]
+            for of in self._written_by.write(sources, beam_size, max_positions=most)
+        ]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
     @torch.inference_mode()
-    def _translate(self, sentences: list[list[int]]) -> list[Translation]:
-        device = next(self.model.parameters()).device
-        source, source_lengths = (tensor.to(device) for tensor in pad(sentences))
-        if isinstance(self.model, AutoregressiveTransformer):
-            written = zip(*greedy_decode(self.model, source, source_lengths), strict=True)
-            return [Translation(self.tokenizer.decode(ids), entropy, used) for ids, entropy, used in written]
-        logits, lengths, *_ = self.model(source, source_lengths)
-        # One token a position: what collapses is a blank, should the model have learned to write it.
-        collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
-        outputs = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
+    def _translate(self, sentences: list[list[int]], outputs: list[list[int]], entropy: bool) -> list[Translation]:
+        """Translations of the sentences; of an autoregressive model they are written already."""
+        source, source_lengths = (tensor.to(self._device) for tensor in pad(sentences))
+        if self.model.config.family == "autoregressive":
+            if not entropy:
+                return [Translation(self.tokenizer.decode(ids), 0.0, len(ids) + 1) for ids in outputs]
+            logits, lengths, *_ = self.model(
+                source, source_lengths, *(tensor.to(self._device) for tensor in pad(outputs))
+            )
+        else:
+            logits, lengths, *_ = self.model(source, source_lengths)
+            # One token a position: what collapses is a blank, should the model have learned to write it.
+            collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
+            outputs = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
         return [
             # Sentence by sentence: probabilities of the whole batch would double its memory.
-            Translation(self.tokenizer.decode(ids), float(torch.special.entr(row[:used].softmax(-1)).sum()), used)
-            for ids, row, used in zip(outputs, logits.float(), lengths.tolist(), strict=True)
+            Translation(self.tokenizer.decode(ids), _entropy(row[:used]) if entropy else 0.0, used)
+            for ids, row, used in zip(outputs, logits, lengths.tolist(), strict=True)
         ]
+
+
+def _entropy(logits_TV: Tensor) -> float:
+    return float(torch.special.entr(logits_TV.float().softmax(-1)).sum())
 
 
 def output_positions(config: ModelConfig, source_tokens: int) -> int:

@@ -6,6 +6,7 @@ from .axe import axe_loss
 from .bag import bag_of_ngrams_loss
 from .collapse import collapse_path
 from .cross_entropy import cross_entropy_loss, length_class, length_loss
+from .ddrs import ddrs_loss
 from .fused import fused_ngram_matching_loss, ngram_matching_loss_with_logits
 from .length import expected_length, expected_ngram_total
 from .matching import combined_ngram_loss, ngram_matching_loss
@@ -20,6 +21,7 @@ __all__ = [
     "combined_ngram_loss",
     "cross_entropy_loss",
     "ctc_loss",
+    "ddrs_loss",
     "expected_length",
     "expected_ngram_counts",
     "expected_ngram_total",

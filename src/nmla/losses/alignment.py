@@ -71,6 +71,15 @@ def sctc_loss(
     return loss_B.to(full_type(log_probs))
 
 
+def losses_of_references(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, collapse: str
+) -> Tensor:
+    """``(B, R)``: the CTC or SCTC loss of each of several references ``(B, R, L)``."""
+    lattice = _lattice(log_probs, targets, input_lengths, target_lengths, blank, collapse, several=True)
+    loss_N: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
+    return loss_N.view(target_lengths.shape)
+
+
 @torch.no_grad()
 def best_alignment(
     log_probs: Tensor,
@@ -140,12 +149,18 @@ def _lattice(
     target_lengths: Tensor,
     blank: int,
     collapse: str,
+    several: bool = False,
 ) -> _Lattice:
+    """Of each target; the references of a sentence stand one after the other, as if each were a sentence."""
     check_collapse(collapse)
     targets, input_lengths, target_lengths = check_arguments(
-        log_probs, targets, input_lengths, target_lengths, blank=blank
+        log_probs, targets, input_lengths, target_lengths, blank=blank, several=several
     )
-    batch, positions, _ = log_probs.shape
+    sentences, positions, _ = log_probs.shape
+    references = targets.shape[1] if several else 1
+    targets, target_lengths = targets.flatten(0, -2), target_lengths.flatten()
+    input_lengths = input_lengths.repeat_interleave(references)
+    batch = len(targets)
     states = 2 * targets.shape[1] + 1
     tokens_BS = targets.new_full((batch, states), blank)
     tokens_BS[:, 1::2] = targets
@@ -162,7 +177,9 @@ def _lattice(
     may_end_BS = (state_S == last_B1) | (state_S == last_B1 - 1)
 
     padding_BT1 = ~in_use(input_lengths, positions).unsqueeze(-1)
-    scores_BTS = full_precision(log_probs.gather(2, tokens_BS.unsqueeze(1).expand(-1, positions, -1)))
+    ids_BTK = tokens_BS.view(sentences, 1, references * states).expand(-1, positions, -1)
+    scores_BTS = full_precision(log_probs.gather(2, ids_BTK)).view(sentences, positions, references, states)
+    scores_BTS = scores_BTS.transpose(1, 2).reshape(batch, positions, states)
     # Sums of hundreds of logarithms are taken in double precision: a posterior is the exp of their small differences.
     if scores_BTS.device.type != "mps":  # which has no float64
         scores_BTS = scores_BTS.double()

@@ -133,6 +133,10 @@ class Tokenizer:
         """The token as people read it in tables: "▁" marks the start of a word."""
         return str(self._pieces.id_to_piece(int(token)))
 
+    def id(self, piece: str) -> int:
+        """The token that `piece` stands for; UNK if none."""
+        return int(self._pieces.piece_to_id(piece))
+
     def starts_word(self, token: int) -> bool:
         return self.piece(token).startswith(_WORD_START)
 

@@ -18,6 +18,7 @@ from nmla.losses import (
     combined_ngram_loss,
     cross_entropy_loss,
     ctc_loss,
+    ddrs_loss,
     length_loss,
     ngram_matching_loss_with_logits,
     oaxe_loss,
@@ -43,7 +44,8 @@ class Totals:
 def batch_loss(
     network: nn.Module, config: ModelConfig, batch: Batch, stage: TrainConfig, totals: Totals, progress: float
 ) -> Tensor:
-    """This batch's part of the step's loss; `progress` through the stage, 0 to 1, is how far glancing has fallen."""
+    """This batch's part of the step's loss; with `progress` through the stage, 0 to 1, glancing falls and DDRS goes
+    from all references to the likeliest."""
     ratio = stage.glance_from + progress * (stage.glance_to - stage.glance_from)
     glance = _glance(config, batch, ratio) if stage.glance_from or stage.glance_to else None
     output = _forward(network, config, batch, glance)
@@ -52,7 +54,7 @@ def batch_loss(
     if not logits[:, :1].isfinite().all():  # weights that have run away spoil every position
         raise NmlaError(f"the model's outputs must be finite, but are not; {DIVERGED}")
     with torch.autocast(logits.device.type, enabled=False):
-        losses_B = LOSSES[stage.loss](output._replace(logits=logits), batch, config, stage)
+        losses_B = LOSSES[stage.loss](output._replace(logits=logits), batch, config, stage, progress)
         loss = losses_B.sum() / _share(config, stage, totals)
         if output.length_logits is not None:
             lengths_B = batch.target_lengths if batch.target_lengths.dim() == 1 else batch.target_lengths.amax(1)
@@ -93,7 +95,7 @@ def _glance(config: ModelConfig, batch: Batch, ratio: float) -> Glance:
     return cast(Glance, torch.compiler.disable(glance))  # a search of many small steps is nothing to compile
 
 
-def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:
+def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
     logits, targets, lengths = output.logits, batch.target, output.lengths
     if config.family == "autoregressive":  # the end is a token like others
         targets = torch.nn.functional.pad(targets, (0, 1)).scatter(1, batch.target_lengths[:, None], EOS)
@@ -105,7 +107,7 @@ def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: Tra
     return cross_entropy_loss(logits.log_softmax(-1), targets, lengths, lengths, label_smoothing=stage.label_smoothing)
 
 
-def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:
+def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
     return ngram_matching_loss_with_logits(
         output.logits,
         batch.target,
@@ -118,7 +120,7 @@ def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig
     )
 
 
-def _combined(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:
+def _combined(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
     return combined_ngram_loss(
         output.logits.log_softmax(-1),
         batch.target,
@@ -132,20 +134,33 @@ def _combined(output: Output, batch: Batch, config: ModelConfig, stage: TrainCon
     )
 
 
-def _bag(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:
+def _ddrs(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
+    losses_B = ddrs_loss(
+        output.logits.log_softmax(-1),
+        batch.target,
+        output.lengths,
+        batch.target_lengths,
+        blank=BLANK,
+        progress=progress,
+        collapse=config.family,
+    )
+    return losses_B * batch.target_lengths.sum(1)  # a mean over tokens, as CTC's
+
+
+def _bag(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
     log_probs = output.logits.log_softmax(-1)
     return bag_of_ngrams_loss(log_probs, batch.target, output.lengths, batch.target_lengths, n=stage.ngram)
 
 
 def _plain(loss: Callable[..., Tensor], **settings: Any) -> Callable[..., Tensor]:
-    def of(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig) -> Tensor:
+    def of(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
         log_probs = output.logits.log_softmax(-1)
         return loss(log_probs, batch.target, output.lengths, batch.target_lengths, **settings)
 
     return of
 
 
-LOSSES: dict[str, Callable[[Output, Batch, ModelConfig, TrainConfig], Tensor]] = {
+LOSSES: dict[str, Callable[[Output, Batch, ModelConfig, TrainConfig, float], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "ctc": _plain(ctc_loss, blank=BLANK),
     "sctc": _plain(sctc_loss, blank=BLANK),
@@ -153,6 +168,7 @@ LOSSES: dict[str, Callable[[Output, Batch, ModelConfig, TrainConfig], Tensor]] =
     "ngram": _ngram,
     "combined": _combined,
     "bag": _bag,
+    "ddrs": _ddrs,
     "oaxe": _plain(oaxe_loss),
     "axe": _plain(axe_loss, blank=BLANK),
 }

@@ -49,8 +49,9 @@ def refuse_longer_first_stage(output: Path, recipe: Recipe) -> None:
 def _refuse_other_settings(output: Path, recipe: Recipe) -> None:
     old, new = (_flat(asdict(r)) for r in (load_recipe(output / "recipe.yaml"), recipe))
     stage = recipe.train
-    falls = stage.schedule in ("linear", "cosine") or stage.glance_from != stage.glance_to  # towards the last step
-    free = FREE - {"train.steps"} if falls else FREE
+    # What goes towards the last step depends on which that is.
+    goes = stage.schedule in ("linear", "cosine") or stage.glance_from != stage.glance_to or stage.loss == "ddrs"
+    free = FREE - {"train.steps"} if goes else FREE
     changed = [
         f"{key} {old.get(key)} -> {new.get(key)}"
         for key in old | new

@@ -1,0 +1,157 @@
+"""Word-by-word decoding by CTranslate2, the fastest there is for autoregressive models: ours, once their weights are
+written in its format, and those that others have made for it."""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import ctranslate2
+import torch
+from ctranslate2.specs import TransformerSpec
+from torch import Tensor, nn
+
+from nmla.decoding.greedy import longest_output
+from nmla.models.autoregressive import AutoregressiveTransformer
+from nmla.models.layers import Attention, Layer, sinusoidal_positions
+from nmla.text.tokenizer import BOS, EOS, UNK, Tokenizer
+
+POSITIONS = 4096  # of a table of sines and cosines: CTranslate2's own are other ones
+LAYER_NORM_EPSILON = 1e-5  # torch's
+BATCH_TOKENS = 2048  # of sources that are translated at once
+
+
+@dataclass(frozen=True)
+class Written:
+    """A translation, and the logarithm of its probability: of its tokens and of its end."""
+
+    tokens: list[str]
+    score: float
+    ended: bool  # false: it was stopped where translations are never as long
+
+
+class CTranslator:
+    """A CTranslate2 model, from tokens to tokens; it translates on `workers` cores at a time."""
+
+    def __init__(
+        self, directory: Path, *, compute_type: str = "float32", device: str = "cpu", workers: int = 1
+    ) -> None:
+        self._model = ctranslate2.Translator(
+            str(directory),
+            device,
+            compute_type=compute_type,
+            inter_threads=workers,
+            intra_threads=1,
+            max_queued_batches=-1,
+        )
+        self.config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        self._end = self.config.get("eos_token", "</s>")
+
+    @classmethod
+    def of(cls, model: AutoregressiveTransformer, tokenizer: Tokenizer, **options: Any) -> "CTranslator":
+        """One of our models."""
+        with tempfile.TemporaryDirectory(prefix="nmla-") as directory:
+            export(model, tokenizer, Path(directory))
+            return cls(Path(directory), **options)
+
+    def write(
+        self,
+        sources: Sequence[list[str]],
+        beam_size: int,
+        prefix: Sequence[str] = (),
+        max_positions: int = POSITIONS,
+    ) -> list[Written]:
+        """Translate all of `sources`. Where a translation is stopped depends on its source alone."""
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for row, source in enumerate(sources):
+            groups[min(longest_output(len(source)), max_positions - 1)].append(row)
+        pending = {
+            most: self._model.translate_batch(
+                [sources[row] for row in rows],
+                [list(prefix)] * len(rows) if prefix else None,
+                max_batch_size=BATCH_TOKENS,
+                batch_type="tokens",
+                asynchronous=True,
+                beam_size=beam_size,
+                max_input_length=0,
+                max_decoding_length=most,
+                min_decoding_length=0,
+                return_scores=True,
+                return_end_token=True,
+            )
+            for most, rows in sorted(groups.items())
+        }
+        done: dict[int, Written] = {}
+        for most, results in pending.items():
+            for row, result in zip(groups[most], results, strict=True):
+                [tokens], [mean] = result.result().hypotheses, result.result().scores
+                ended = tokens[-1:] == [self._end]
+                written = tokens[len(prefix) : -1] if ended else tokens[len(prefix) :]
+                done[row] = Written(written, mean * len(tokens), ended)
+        return [done[row] for row in range(len(sources))]
+
+    def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]]) -> list[float]:
+        """The logarithm of the probability of each target given its source, its end included."""
+        results = self._model.score_batch(
+            list(sources), list(targets), max_batch_size=BATCH_TOKENS, batch_type="tokens", max_input_length=0
+        )
+        return [sum(result.log_probs) for result in results]
+
+
+def export(model: AutoregressiveTransformer, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write a model in CTranslate2's format, in float32: it quantises when it loads."""
+    config = model.config
+    spec = TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.norm == "pre"
+    )
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = map(tokenizer.piece, (UNK, BOS, EOS))
+    spec.config.decoder_start_token = tokenizer.piece(BOS)
+    pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    matrix = _array(model.embedding.weight)
+    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = spec.decoder.projection.weight = matrix
+    for of_spec, layers, norm, table in (
+        (spec.encoder, model.encoder, model.encoder_norm, model.encoder_positions),
+        (spec.decoder, model.decoder, model.decoder_norm, model.decoder_positions),
+    ):
+        positions = sinusoidal_positions(POSITIONS, config.d_model, matrix) if table is None else table.weight
+        of_spec.position_encodings.encodings = _array(positions)
+        if isinstance(norm, nn.LayerNorm):
+            _set_norm(of_spec.layer_norm, norm)
+        for layer_spec, layer in zip(of_spec.layer, layers, strict=True):
+            _set_layer(layer_spec, cast(Layer, layer))
+    spec.validate()
+    spec.optimize()
+    spec.save(str(directory))
+
+
+def _set_layer(spec: Any, layer: Layer) -> None:
+    own = layer.self_attention
+    spec.self_attention.linear[0].weight = torch.cat([_array(own.query.weight), _array(own.key_value.weight)])
+    spec.self_attention.linear[0].bias = torch.cat([_array(own.query.bias), _array(own.key_value.bias)])
+    _set_linear(spec.self_attention.linear[1], own.output)
+    _set_norm(spec.self_attention.layer_norm, layer.self_norm)
+    if isinstance(cross := layer.cross_attention, Attention):
+        for part, linear in zip(spec.attention.linear, (cross.query, cross.key_value, cross.output), strict=True):
+            _set_linear(part, linear)
+        _set_norm(spec.attention.layer_norm, layer.cross_norm)
+    _set_linear(spec.ffn.linear_0, layer.feed_forward[0])
+    _set_linear(spec.ffn.linear_1, layer.feed_forward[2])
+    _set_norm(spec.ffn.layer_norm, layer.feed_forward_norm)
+
+
+def _set_linear(spec: Any, linear: Any) -> None:
+    spec.weight, spec.bias = _array(linear.weight), _array(linear.bias)
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+
+
+def _array(weights: Tensor) -> Tensor:
+    return weights.detach().float().cpu()
