@@ -42,14 +42,26 @@ def desk(tmp_path_factory):
     return directory
 
 
+# What the example of distill begins from.
+TEACHER = (
+    "nmla train recipe.yaml model.family=autoregressive train.loss=cross_entropy train.steps=30 finetune=null "
+    "output=runs/teacher"
+)
+
+
 @pytest.fixture(scope="module")
 def examples(desk):
     """Each command's example, run in turn: they build on each other."""
     return {
         name: subprocess.run(
-            COMMANDS[name].example, shell=True, cwd=desk, env=ENVIRONMENT, capture_output=True, text=True
+            COMMANDS[name].example if name in COMMANDS else TEACHER,
+            shell=True,
+            cwd=desk,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
         )
-        for name in ("prepare", "train", "average", "translate", "score", "demo")
+        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo")
     }
 
 

@@ -54,16 +54,33 @@ def run_prepare(args: argparse.Namespace) -> None:
             print(f"{name}\t{count}")
 
 
+def run_distill(args: argparse.Namespace) -> None:
+    from nmla.distillation.distill import distill
+    from nmla.distillation.teacher import Format
+
+    counts = distill(
+        corpus=args.corpus,
+        teachers=args.teacher,
+        output=args.output,
+        beam_size=args.beam_size,
+        compute_type=args.compute_type,
+        form=Format(args.source_prefix, args.source_suffix, args.target_prefix),
+        threads=args.threads,
+    )
+    for name, count in counts.items():
+        print(f"{name}\t{count}")
+
+
 def run_train(args: argparse.Namespace) -> None:
     from nmla.config import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)  # before the slow imports: a mistyped setting is told at once
-    from nmla.training.loop import train
+    from nmla.distillation.recipe import train_with_teachers
     from nmla.training.machine import start_fabric
 
     fabric = start_fabric(recipe.machine)
     try:
-        model = train(recipe, fabric)
+        model = train_with_teachers(recipe, fabric)
         if fabric.is_global_zero:
             print(model)
     except NmlaError as error:
@@ -160,6 +177,7 @@ class Command:
 
 FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "metavar": "FILE"}
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
+TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
 BEAM_SIZE = {"type": int, "default": 1, "help": "how many translations an autoregressive model weighs (default: 1)"}
 
 COMMANDS = {
@@ -218,6 +236,32 @@ COMMANDS = {
         "nmla train recipe.yaml train.steps=20 output=runs/mine",
         run_train,
         {"recipe": {"type": Path, "help": "a YAML file"}, "overrides": OVERRIDES},
+    ),
+    "distill": Command(
+        "make a corpus whose targets are a teacher's translations; called again, it goes on, or joins in",
+        "nmla distill --teacher runs/teacher/train/model --corpus corpora/mine --output corpora/distilled",
+        run_distill,
+        {
+            "--teacher": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "an autoregressive model of ours, or a CTranslate2 model with its sentencepiece models beside "
+                "it; give it again for several references",
+            },
+            "--corpus": {"type": Path, "required": True, "help": "whose sources are translated"},
+            "--output": {"type": Path, "required": True, "help": "the corpus directory to make"},
+            "--beam-size": {"type": int, "default": 5, "help": "how many translations are weighed (default: 5)"},
+            "--compute-type": {
+                "choices": ("float32", "int8"),
+                "default": "float32",
+                "help": "int8 is faster and a little less exact (default: float32)",
+            },
+            "--threads": {"type": int, "help": "how many batches are translated at once (default: one a core)"},
+            "--source-prefix": {**TOKENS, "help": "tokens that a CTranslate2 model wants before a source"},
+            "--source-suffix": {**TOKENS, "default": None, "help": "and after it (default: its end of sentence)"},
+            "--target-prefix": {**TOKENS, "help": "tokens that its translations begin with, such as a language"},
+        },
     ),
     "average": Command(
         "average the weights of several models or checkpoints of one training",

@@ -17,6 +17,7 @@ LOSSES = {
 }
 MANY_REFERENCES = ("ngram", "combined", "bag", "ddrs")  # losses that can take several references of a source together
 GLANCING = ("cross_entropy", "ctc", "sctc")  # losses that a model can glance under
+COMPUTE_TYPES = ("float32", "int8")  # of decoding by CTranslate2
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 TEXTS = ("output", "data.corpus")  # settings that hold any text
 
@@ -125,6 +126,25 @@ class MachineConfig:
 
 
 @dataclass(frozen=True)
+class TeacherConfig:
+    """The autoregressive models whose translations are trained on in place of the corpus's own targets."""
+
+    train: TrainConfig
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(family="autoregressive"))
+    seeds: list[int] = field(default_factory=lambda: [1])  # one teacher each: several give several references
+    beam_size: int = 5  # of their translations
+    compute_type: str = "float32"  # or "int8": faster, and a little less exact
+
+    def __post_init__(self) -> None:
+        _check_one_of("teacher.model.family", self.model.family, ("autoregressive",))
+        _check_one_of("teacher.train.loss", self.train.loss, LOSSES["autoregressive"])
+        _check_one_of("teacher.compute_type", self.compute_type, COMPUTE_TYPES)
+        _check(self.beam_size >= 1, "teacher.beam_size must be at least 1", self.beam_size)
+        distinct = self.seeds and len({*self.seeds}) == len(self.seeds) and min(self.seeds) >= 0
+        _check(bool(distinct), "teacher.seeds must be different numbers of at least 0", self.seeds)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All that one training needs, so that one file can reproduce one result."""
 
@@ -132,6 +152,7 @@ class Recipe:
     train: TrainConfig  # first stage, from random weights
     output: str  # directory for the models, logs and checkpoints
     finetune: TrainConfig | None = None  # second stage, from the weights of the first
+    teacher: TeacherConfig | None = None  # trained before, and its translations taken as targets
     model: ModelConfig = field(default_factory=ModelConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
     seed: int = 1

@@ -4,8 +4,8 @@ Run by test_kill.py in a process of its own: its children are forked after torch
 has never used a second thread can do.
 """
 
+import functools
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -17,6 +17,7 @@ import torch
 
 import nmla.files
 import nmla.training.loop as loop
+from killing import in_child, kill_at_call
 from nmla.config import Recipe, parse_recipe
 
 RECIPE = """
@@ -27,28 +28,8 @@ finetune: {loss: ngram, steps: 3, warmup_steps: 2, max_tokens: 200, validate_eve
 INSIDE, ANYWHERE = 14, 18
 
 
-def in_child(recipe: Recipe, kill_at_write: int | None = None, kill_at_event: int | None = None) -> bool:
-    """Train in a child; whether it was killed: at the n-th step of writing checkpoints, or at the n-th call of all."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            if kill_at_write is not None:
-                kill_within_checkpoints(kill_at_write)
-            if kill_at_event is not None:
-                kill_at_call(kill_at_event, Path(recipe.output).with_suffix(".events"))
-            loop.train(recipe)
-        except BaseException as error:
-            print(f"child failed: {error!r}", flush=True)
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "a child failed"
-    return os.WIFSIGNALED(status)
-
-
-def kill_within_checkpoints(number: int) -> None:
-    """Make this process kill itself at the n-th system call that writing checkpoints makes."""
+def train_and_die_within_a_checkpoint(recipe: Recipe, number: int) -> None:
+    """Train, but kill this process at the n-th system call that writing checkpoints makes."""
     calls = 0
     inside = False
     save = loop.save_checkpoint
@@ -73,25 +54,7 @@ def kill_within_checkpoints(number: int) -> None:
     loop.save_checkpoint = watched
     for name in ("fsync", "replace", "rename", "rmdir", "unlink", "open"):
         setattr(nmla.files.os, name, counted(getattr(os, name)))
-
-
-def kill_at_call(number: int, total: Path) -> None:
-    """Make this process kill itself at the n-th call of any function; should it live, note how many there were."""
-    calls = itertools.count(1)
-
-    def count(*_):
-        if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train = loop.train
-
-    def counted(recipe):
-        train(recipe)
-        sys.setprofile(None)
-        total.write_text(str(next(calls)))
-
-    loop.train = counted
-    sys.setprofile(count)
+    loop.train(recipe)
 
 
 def fingerprint(output: Path) -> str:
@@ -107,20 +70,22 @@ def main(corpus: Path, workplace: Path) -> None:
         return parse_recipe(RECIPE, [f"data.corpus={corpus}", f"output={workplace / name}"])
 
     workplace.mkdir()
-    assert not in_child(recipe("whole"), kill_at_event=0)
-    events = int((workplace / "whole.events").read_text())
+    events = workplace / "events"
+    assert not in_child(functools.partial(kill_at_call, functools.partial(loop.train, recipe("whole")), 0, events))
+    count = int(events.read_text())
     expected = fingerprint(workplace / "whole")
     killed = {"inside": 0, "anywhere": 0}
     different = []
     for trial in range(INSIDE + ANYWHERE):
         name = f"trial-{trial}"
+        train = functools.partial(loop.train, recipe(name))
         if trial < INSIDE:  # each at another place of one of the first three checkpoints
-            dead = in_child(recipe(name), kill_at_write=1 + trial * 4 + rng.randrange(4))
-            killed["inside"] += dead
+            at = 1 + trial * 4 + rng.randrange(4)
+            killed["inside"] += in_child(functools.partial(train_and_die_within_a_checkpoint, recipe(name), at))
         else:
-            dead = in_child(recipe(name), kill_at_event=rng.randrange(1, events * 9 // 10))
-            killed["anywhere"] += dead
-        assert not in_child(recipe(name))
+            at = rng.randrange(1, count * 9 // 10)
+            killed["anywhere"] += in_child(functools.partial(kill_at_call, train, at, events))
+        assert not in_child(train)
         leftovers = [p.name for p in (workplace / name).rglob("*") if p.name.startswith(".")]
         if fingerprint(workplace / name) != expected or leftovers:
             different.append([name, leftovers])

@@ -16,7 +16,7 @@ def test_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path):
         [sys.executable, script, tmp_path / "corpus", tmp_path / "runs"],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

@@ -4,14 +4,17 @@ Grouping must find equal sources anywhere: in real corpora they seldom stand tog
 does that, bucket by bucket, so that memory does not grow with the corpus; all else stays in mapped files.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmla.data.corpus import IntArray, Shard, TokenArray, TokenStore
+from nmla.data.corpus import MANIFEST, VERSION, IntArray, Shard, TokenArray, TokenStore
 from nmla.data.encode import keys_path, part_name
+from nmla.files import sha256, write_text
 
 SHARD_SOURCES, SHARD_TOKENS = 1 << 18, 1 << 25  # a shard is closed by whichever comes first
 BUCKET_ROWS = 1 << 21  # how many sources are sorted at once: about 100 MB
@@ -42,6 +45,13 @@ def write_shards(parts: Iterator[Shard], directory: Path) -> tuple[list[str], di
     if held:
         write()
     return names, counts
+
+
+def seal(directory: Path, plan: dict[str, Any], counts: dict[str, int], shards: list[str]) -> None:
+    """Write the manifest, which makes a corpus of what is in a directory: last, when all else is there."""
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(directory.iterdir())}
+    manifest = {"version": VERSION, **plan, "counts": counts, "shards": shards, "files": files}
+    write_text(directory / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
 def plain_parts(directory: Path, count: int) -> Iterator[Shard]:

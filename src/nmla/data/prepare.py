@@ -18,8 +18,8 @@ import sentencepiece
 from rich.progress import Progress
 
 from nmla import __version__
-from nmla.data.assemble import GroupedParts, plain_parts, write_shards
-from nmla.data.corpus import DROPPED, MANIFEST, TOKENIZER, VALID, VERSION
+from nmla.data.assemble import GroupedParts, plain_parts, seal, write_shards
+from nmla.data.corpus import DROPPED, TOKENIZER, VALID
 from nmla.data.encode import Rules, encode_block, encode_lines, learn_tokenizer, none_usable, report_path
 from nmla.data.pairs import REASONS, Block, Dropped, TextFile, check_files, check_lines, inspect, read_blocks
 from nmla.data.workers import Workers
@@ -246,9 +246,7 @@ def _assemble(work: Path, count: int, train: Pairs, valid: Pairs, plan: dict[str
         counts |= _write_valid(corpus / VALID, valid, tokenizer, settings, losses)
     counts |= losses.counts()
     counts["vocab_size"] = tokenizer.vocab_size
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(corpus.iterdir())}
-    manifest = {"version": VERSION, **plan, "counts": counts, "shards": shards, "files": files}
-    write_text(corpus / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+    seal(corpus, plan, counts, shards)
     return counts
 
 
@@ -305,8 +303,3 @@ class _Losses:
 
 def _drop_names(split: str) -> list[str]:
     return [f"{split}_dropped_{reason}" for reason in REASONS]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,284 @@
+"""Knowledge distillation: a corpus whose targets are what teachers make of its sources.
+
+The work is cut into parts, some sources for one teacher each. Whoever holds a part's lock translates it and writes it
+in one step; so any number of processes can share the work, a killed one leaves its part to the next, and nothing is
+done twice or lost. Who finds all parts done puts the corpus together. Parts depend on nothing but their sources, so the
+corpus has the same bytes however the work was shared or stopped.
+"""
+
+import fcntl
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+import numpy.typing as npt
+
+from nmla import __version__
+from nmla.data.assemble import seal, write_shards
+from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
+from nmla.distillation.teacher import Format, Teacher, identity
+from nmla.errors import UsageError
+from nmla.files import publish, sha256, write_bytes, write_text
+from nmla.progress import progress_bar, say
+from nmla.text.tokenizer import BLANK, UNK, Tokenizer
+
+PART_SOURCES = 2048  # what a kill can cost
+POLL_SECONDS = 0.2  # between looks at what others still do
+# Where a target comes from: a teacher, by its place in the list of teachers, or the original, and why.
+KEPT = {
+    "empty": "the original, for the teacher wrote nothing",
+    "runaway": "the original, for the teacher did not end",
+    "long": "the original, for its source is longer than the teacher can take",
+}
+
+
+def distill(
+    *,
+    corpus: Path,
+    teachers: Sequence[Path],
+    output: Path,
+    beam_size: int = 5,
+    compute_type: str = "float32",
+    form: Format | None = None,
+    threads: int | None = None,
+) -> dict[str, int]:
+    """Write `output`, the corpus with a target by each of `teachers` for each source, and return its counts.
+
+    Until it is whole, `output` does not exist. A stopped run leaves its work in a hidden directory beside it, and the
+    same call goes on from there, joins in while another is at work, or finds the corpus made. What a teacher cannot do
+    keeps its original target. `origins` in the manifest names the values of train-*.origins.npy, which tell of every
+    target where it came from.
+    """
+    _check(teachers, beam_size, threads)
+    data = Corpus.load(corpus)
+    plan = {
+        "nmla": __version__,
+        "ctranslate2": ctranslate2.__version__,
+        "settings": {"beam_size": beam_size, "compute_type": compute_type, **asdict(form or Format())},
+        "inputs": {"corpus": sha256(corpus / MANIFEST), "teachers": [identity(teacher) for teacher in teachers]},
+    }
+    if output.exists() and not _was_made_by(plan, output):
+        raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")
+    work = output.with_name(f".{output.name}.partial")
+    with suppress(_Done), _joined(work, json.dumps(plan), output):
+        try:
+            _Distillation(data, teachers, work, output, beam_size, compute_type, form, threads or cores()).run()
+            with _locked(work / "assemble", output):
+                _assemble(corpus, data, teachers, plan, work)
+                publish(work / "corpus", output)
+                shutil.rmtree(work, ignore_errors=True)
+        except (KeyboardInterrupt, OSError):
+            say(f"nmla distill: what is done is kept in {work}; the same command goes on from there")
+            raise
+    counts: dict[str, int] = json.loads((output / MANIFEST).read_text(encoding="utf-8"))["counts"]
+    return counts
+
+
+def _was_made_by(plan: dict[str, Any], output: Path) -> bool:
+    try:
+        manifest = json.loads((output / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(json.loads(json.dumps(plan)) == {name: manifest.get(name) for name in plan})
+
+
+def _check(teachers: Sequence[Path], beam_size: int, threads: int | None) -> None:
+    if not teachers:
+        raise UsageError("there must be at least one teacher, but there is none")
+    for name, value in (("beam_size", beam_size), ("threads", threads)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, but is {value}")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Done(Exception):
+    """Another process has put the corpus together."""
+
+
+@contextmanager
+def _joined(work: Path, plan: str, output: Path) -> Iterator[None]:
+    """Be one of those who work on `plan`; start anew what an earlier run did for another."""
+    if output.exists():
+        raise _Done
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "members").open("a") as members:
+        with (work / "lock").open("a") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            if output.exists():
+                raise _Done
+            path = work / "plan.json"
+            if path.exists() and path.read_text(encoding="utf-8") == plan:
+                say(f"nmla distill: going on with what was done of {output}")
+            else:
+                try:
+                    fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UsageError(f"{output}: another process makes it from something else") from None
+                if path.exists():
+                    say(f"nmla distill: an earlier run for {output} had other settings or inputs; starting anew")
+                for entry in work.iterdir():
+                    if entry.name not in ("members", "lock"):
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                (work / "parts").mkdir()
+                write_text(path, plan)
+            fcntl.flock(members, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def _locked(lock: Path, output: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold `lock` and yield True; False if another holds it and this does not wait. Raise if all is done meanwhile."""
+    try:
+        file = lock.open("a")
+    except FileNotFoundError:
+        raise _Done from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        if output.exists():
+            raise _Done
+        yield True
+
+
+class _Distillation:
+    """The work of one process."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        teachers: Sequence[Path],
+        work: Path,
+        output: Path,
+        beam_size: int,
+        compute_type: str,
+        form: Format | None,
+        threads: int,
+    ) -> None:
+        self.corpus, self.teachers, self.work, self.output = corpus, teachers, work, output
+        self.beam_size, self.compute_type, self.form, self.threads = beam_size, compute_type, form, threads
+        self.loaded: tuple[int, Teacher] | None = None
+
+    def run(self) -> None:
+        """Translate parts, in whatever order they are free, until there is none that is not done."""
+        jobs = [(k, block) for k in range(len(self.teachers)) for block in _blocks(self.corpus)]
+        with progress_bar() as bar:
+            task = bar.add_task("translating", total=sum(len(block) for _, block in jobs))
+            while left := [job for job in jobs if not self._path(*job).exists()]:
+                bar.update(task, completed=sum(len(block) for _, block in jobs) - sum(len(block) for _, block in left))
+                took_any = False
+                for k, block in left:
+                    with _locked(self._path(k, block).with_suffix(".lock"), self.output, wait=False) as mine:
+                        if mine and not self._path(k, block).exists():
+                            self._translate(k, block)
+                            bar.advance(task, len(block))
+                            took_any = True
+                if not took_any:  # others are at what is left
+                    time.sleep(POLL_SECONDS)
+
+    def _path(self, k: int, block: range) -> Path:
+        return _part_path(self.work, k, block)
+
+    def _teacher(self, k: int) -> Teacher:
+        if self.loaded is None or self.loaded[0] != k:
+            self.loaded = None  # one at a time: they may be large
+            teacher = self.teachers[k]
+            self.loaded = k, Teacher(teacher, compute_type=self.compute_type, workers=self.threads, form=self.form)
+        return self.loaded[1]
+
+    def _translate(self, k: int, block: range) -> None:
+        """One part: a target and its origin for each source."""
+        teacher, tokenizer = self._teacher(k), self.corpus.tokenizer
+        same = teacher.tokenizer is not None and teacher.tokenizer.model == tokenizer.model
+        sources = [_source(ids.tolist(), tokenizer, teacher, same) for ids in self.corpus.train_source.take(block)]
+        fits = [i for i, source in enumerate(sources) if len(source) <= teacher.max_source_tokens]
+        written = dict(zip(fits, teacher.write([sources[i] for i in fits], self.beam_size), strict=True))
+        targets: list[Sequence[int] | TokenArray] = []
+        origins = []
+        for i, source in enumerate(block):
+            ids = _target(written[i].tokens, tokenizer, teacher, same) if i in written else []
+            why = "long" if i not in written else "runaway" if not written[i].ended else "" if ids else "empty"
+            targets.append(self._original(source, k) if why else ids)
+            origins.append(len(self.teachers) + list(KEPT).index(why) if why else k)
+        [(tokens, offsets)] = TokenStore.of(targets, tokenizer.vocab_size).shards
+        data = io.BytesIO()
+        np.savez(data, tokens=tokens, offsets=offsets, origins=np.array(origins, dtype=np.uint8))
+        write_bytes(self._path(k, block), data.getvalue())
+
+    def _original(self, source: int, k: int) -> TokenArray:
+        """Of several references, another for each teacher."""
+        first, end = self.corpus.references[source : source + 2].tolist()
+        return self.corpus.train_target[first + k % (end - first)]
+
+
+def _source(ids: list[int], tokenizer: Tokenizer, teacher: Teacher, same: bool) -> list[str]:
+    return [tokenizer.piece(token) for token in ids] if same else teacher.source_tokens(tokenizer.decode(ids))
+
+
+def _target(tokens: list[str], tokenizer: Tokenizer, teacher: Teacher, same: bool) -> list[int]:
+    """A teacher's words as a student is to learn them: without blanks and other special tokens."""
+    ids = [tokenizer.id(token) for token in tokens] if same else tokenizer.encode(teacher.text(tokens))
+    return [token for token in ids if token > BLANK or token == UNK]
+
+
+def _blocks(corpus: Corpus) -> list[range]:
+    sources = len(corpus.train_source)
+    return [range(start, min(start + PART_SOURCES, sources)) for start in range(0, sources, PART_SOURCES)]
+
+
+def _part_path(work: Path, k: int, block: range) -> Path:
+    return work / "parts" / f"{k:03d}-{block.start // PART_SOURCES:06d}.npz"
+
+
+def _assemble(path: Path, corpus: Corpus, teachers: Sequence[Path], plan: dict[str, Any], work: Path) -> None:
+    """Write the corpus from all its parts."""
+    target = work / "corpus"
+    if target.exists():  # by a run that was stopped right here
+        shutil.rmtree(target)
+    target.mkdir()
+    for name in (TOKENIZER, VALID):
+        shutil.copyfile(path / name, target / name)
+    origins: list[npt.NDArray[np.uint8]] = []
+
+    def shards() -> Iterator[Shard]:
+        for block in _blocks(corpus):
+            parts = [_load_part(_part_path(work, k, block)) for k in range(len(teachers))]
+            origins.append(np.stack([of_part for _, of_part in parts], axis=1).flatten())
+            stores = [store for store, _ in parts]
+            sources = corpus.train_source.take(block)
+            rows = ((source, [store[i] for store in stores]) for i, source in enumerate(sources))
+            yield Shard.of(rows, corpus.tokenizer.vocab_size)
+
+    names, counts = write_shards(shards(), target)
+    of_all = np.concatenate([np.empty(0, np.uint8), *origins])
+    start = 0
+    for name in names:
+        end = start + int(np.load(target / f"{name}.references.npy", mmap_mode="r").sum())
+        save_array(target / f"{name}.origins.npy", of_all[start:end])
+        start = end
+    found = np.bincount(of_all, minlength=len(teachers) + len(KEPT)).tolist()
+    counts["train_taught"] = sum(found[: len(teachers)])
+    counts |= {f"train_kept_{why}": count for why, count in zip(KEPT, found[len(teachers) :], strict=True)}
+    before = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["counts"]
+    counts |= {name: before[name] for name in ("valid_pairs", "valid_sources", "vocab_size")}
+    names_of_origins = [*(f"teacher {k}: {teacher}" for k, teacher in enumerate(teachers, start=1)), *KEPT.values()]
+    seal(target, {**plan, "origins": names_of_origins}, counts, names)
+
+
+def _load_part(path: Path) -> tuple[TokenStore, npt.NDArray[np.uint8]]:
+    with np.load(path) as arrays:
+        return TokenStore([(arrays["tokens"], arrays["offsets"])]), arrays["origins"]

@@ -1,0 +1,152 @@
+"""A teacher: an autoregressive model from text to text, whose translations another learns from.
+
+It is one of ours, or any CTranslate2 model directory that holds the sentencepiece models it was trained with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sentencepiece
+
+from nmla.config import COMPUTE_TYPES
+from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
+from nmla.errors import DataError, UsageError
+from nmla.files import sha256
+from nmla.models.autoregressive import AutoregressiveTransformer
+from nmla.models.pretrained import CONFIG, WEIGHTS, load_model
+from nmla.text.tokenizer import EOS, Tokenizer
+
+MODEL = "model.bin"  # of CTranslate2
+SEPARATE = ("source.spm", "target.spm")  # one sentencepiece model for each language, as OPUS-MT has them
+JOINT = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
+LONGEST_SOURCE = 512  # tokens that any such model can take
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a model of others wants around a sentence: languages, for those that know several."""
+
+    source_prefix: Sequence[str] = ()
+    source_suffix: Sequence[str] | None = None  # by default its end, unless the model adds that itself
+    target_prefix: Sequence[str] = ()
+
+
+class Teacher:
+    """Translates texts, and tells how likely it finds translations of others."""
+
+    def __init__(
+        self, directory: Path, *, compute_type: str = "float32", workers: int = 1, form: Format | None = None
+    ) -> None:
+        if compute_type not in COMPUTE_TYPES:
+            raise UsageError(f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, but is {compute_type!r}")
+        self.tokenizer: Tokenizer | None = None
+        self.max_positions = POSITIONS
+        self.max_source_tokens = LONGEST_SOURCE
+        self._prefix: list[str] = []
+        self._suffix: list[str] = []
+        self._target_prefix: list[str] = []
+        if is_ours(directory):
+            if form is not None and form != Format():
+                raise UsageError(f"{directory}: a model of ours must have no prefix or suffix, but one is given")
+            self._load_ours(directory, compute_type, workers)
+        else:
+            self._load_theirs(directory, compute_type, workers, form or Format())
+
+    def _load_ours(self, directory: Path, compute_type: str, workers: int) -> None:
+        model, tokenizer = load_model(directory)
+        if not isinstance(model, AutoregressiveTransformer):
+            raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {model.config.family}")
+        self.tokenizer = tokenizer
+        self._suffix = [tokenizer.piece(EOS)]
+        if model.config.positions == "learned":
+            self.max_positions = model.config.max_positions
+        self.max_source_tokens = self.max_positions // 2 - 20  # as many again, and some, can be written
+        self._translator = CTranslator.of(model, tokenizer, compute_type=compute_type, workers=workers)
+
+    def _load_theirs(self, directory: Path, compute_type: str, workers: int, form: Format) -> None:
+        self._source_pieces, self._target_pieces = _sentencepieces(directory)
+        try:
+            self._translator = CTranslator(directory, compute_type=compute_type, workers=workers)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise DataError(f"{directory}: the CTranslate2 model cannot be loaded: {error}") from None
+        config = self._translator.config
+        end = [] if config.get("add_source_eos") else [config.get("eos_token", "</s>")]
+        self._prefix = list(form.source_prefix)
+        self._suffix = end if form.source_suffix is None else list(form.source_suffix)
+        self._target_prefix = list(form.target_prefix)
+
+    def source_tokens(self, text: str) -> list[str]:
+        """What the model is given of a text, without what it wants around it."""
+        if self.tokenizer is not None:
+            return [self.tokenizer.piece(token) for token in self.tokenizer.encode(text)]
+        return list(self._source_pieces.encode(text, out_type=str))
+
+    def target_tokens(self, text: str) -> list[str]:
+        if self.tokenizer is not None:
+            return self.source_tokens(text)
+        return list(self._target_pieces.encode(text, out_type=str))
+
+    def text(self, tokens: list[str]) -> str:
+        """What the model wrote, as text."""
+        if self.tokenizer is not None:
+            return self.tokenizer.decode([self.tokenizer.id(token) for token in tokens])
+        return str(self._target_pieces.decode(tokens))
+
+    def write(self, sources: Sequence[list[str]], beam_size: int = 5) -> list[Written]:
+        """Translations of sources of at most `max_source_tokens` tokens each."""
+        around = [[*self._prefix, *source, *self._suffix] for source in sources]
+        return self._translator.write(around, beam_size, self._target_prefix, self.max_positions)
+
+    def translate(self, texts: Sequence[str], beam_size: int = 5) -> list[str]:
+        return [self.text(of.tokens) for of in self.write([self.source_tokens(text) for text in texts], beam_size)]
+
+    def score(self, texts: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[list[float]]:
+        """How good the teacher finds each of the candidates for each text: its log-probability per token.
+
+        All are scored in one call, so that few, or long ones, do not wait for each other. With one teacher's score the
+        best of several lengths of a fixed-length model is found, for instance.
+        """
+        sources, targets = [], []
+        for text, of_text in zip(texts, candidates, strict=True):
+            source = [*self._prefix, *self.source_tokens(text), *self._suffix]
+            sources += [source] * len(of_text)
+            targets += [[*self._target_prefix, *self.target_tokens(candidate)] for candidate in of_text]
+        totals = self._translator.score(sources, targets)
+        means = iter([total / (len(target) + 1) for total, target in zip(totals, targets, strict=True)])
+        return [[next(means) for _ in of_text] for of_text in candidates]
+
+
+def is_ours(directory: Path) -> bool:
+    """Whether it is a model of ours; refuse what is no model at all."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: a teacher must be a model directory, but there is none here")
+    ours = (directory / CONFIG).is_file() and (directory / WEIGHTS).is_file()
+    if not ours and not (directory / MODEL).is_file():
+        raise UsageError(
+            f"{directory}: a teacher must be a model of ours or of CTranslate2, but holds neither {WEIGHTS} nor {MODEL}"
+        )
+    return ours
+
+
+def identity(directory: Path) -> dict[str, str]:
+    """What a teacher is known by, whatever its directory is called: the hash of all it writes with."""
+    names = (WEIGHTS, CONFIG, *JOINT) if is_ours(directory) else (MODEL, CONFIG, *SEPARATE, *JOINT)
+    return {name: sha256(directory / name) for name in names if (directory / name).is_file()}
+
+
+def _sentencepieces(
+    directory: Path,
+) -> tuple[sentencepiece.SentencePieceProcessor, sentencepiece.SentencePieceProcessor]:
+    found = [name for name in JOINT if (directory / name).is_file()]
+    names = SEPARATE if all((directory / name).is_file() for name in SEPARATE) else tuple(found[:1] * 2)
+    if not names:
+        raise UsageError(
+            f"{directory}: a CTranslate2 model must have its sentencepiece models beside it, {' and '.join(SEPARATE)} "
+            f"or one of {', '.join(JOINT)}, but has none"
+        )
+    try:
+        source, target = (sentencepiece.SentencePieceProcessor(model_file=str(directory / name)) for name in names)
+    except (RuntimeError, OSError) as error:
+        raise DataError(f"{directory}: the sentencepiece model cannot be read: {error}") from None
+    return source, target
