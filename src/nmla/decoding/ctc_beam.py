@@ -1,0 +1,359 @@
+"""Prefix beam search for CTC and SCTC, with an n-gram language model: no network, compiled by numba, free of the GIL.
+
+The output y that is sought has the highest
+
+    log p(y|x) + alpha log p_LM(y) + beta log |y|
+
+where p(y|x) sums over all paths that collapse to y, and the language model also scores the end. (The empty output has
+no logarithm of its length: it counts as one token long.) Each of the best prefixes so far keeps the mass of its paths
+that end in a blank and of those that end in its last token. A position is read once: prefixes stay as they are, or grow
+by one of the likeliest tokens. Without pruning the search is exact.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+FloatArray = npt.NDArray[np.floating]
+_NONE = -np.inf
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An output that the search found."""
+
+    tokens: list[int]
+    score: float  # what is maximised
+    log_prob: float  # log p(y|x), of the paths that were followed
+    lm_log_prob: float  # with the end; 0 without a language model
+    positions: list[int]  # where each token begins on the most probable path
+
+
+@dataclass(frozen=True)
+class BeamSearch:
+    """Settings of a search, and the search itself."""
+
+    beam_size: int = 20
+    top_k: int = 20  # tokens that may follow at each position, beside the blank
+    alpha: float = 0.0  # weight of the language model
+    beta: float = 0.0  # weight of the logarithm of the length
+    lm: Any = None  # an NgramLM
+
+    def __post_init__(self) -> None:
+        for name in ("beam_size", "top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.alpha < np.inf:
+            raise ValueError(f"alpha must be at least 0, but is {self.alpha}")
+        if self.alpha and self.lm is None:
+            raise ValueError(f"alpha must be 0 without a language model, but is {self.alpha}")
+
+    def __call__(
+        self, logits: Tensor, lengths: Sequence[int], *, blank: int, collapse: str = "ctc", num_hypotheses: int = 1
+    ) -> list[list[Hypothesis]]:
+        """The best outputs of each sentence of ``(B, T, V)`` logits, best first, on all of torch's threads."""
+        scores = logits.float().contiguous()
+        totals = scores.logsumexp(-1).numpy()
+        array = scores.numpy()
+
+        def search(b: int) -> list[Hypothesis]:
+            used = lengths[b]
+            found = _search(
+                array[b, :used],
+                totals[b, :used],
+                blank,
+                collapse == "ctc",
+                self.beam_size,
+                min(self.top_k, array.shape[-1]),
+                self.alpha,
+                self.beta,
+                min(num_hypotheses, self.beam_size),
+                *_arrays(self.lm if self.alpha else None),
+            )
+            outputs, *columns = found
+            hypotheses = []
+            for output, length, score, log_prob, of_lm in zip(outputs, *(c.tolist() for c in columns), strict=True):
+                tokens = output[:length]
+                begins = align(array[b, :used], tokens, blank, collapse == "ctc")
+                hypotheses.append(Hypothesis(tokens.tolist(), score, log_prob, of_lm, begins.tolist()))
+            return hypotheses
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return list(threads.map(search, range(len(array))))
+
+
+def _arrays(lm: Any) -> tuple[Any, ...]:
+    """What the search reads of a language model; without one, arrays that are never read."""
+    if lm is None:
+        nothing = np.zeros(2, np.int64)
+        return nothing.astype(np.uint32), nothing, *(nothing.astype(np.float32),) * 2, nothing, 0, 0
+    return lm.tokens, lm.children, lm.log_probs, lm.backoffs, lm.suffixes, lm.start, lm.end
+
+
+@numba.njit(nogil=True, cache=True)
+def _lm_step(tokens, children, log_probs, backoffs, suffixes, state, token):  # type: ignore[no-untyped-def]
+    """The log-probability of a token after a state, and the state after it."""
+    interior = len(children) - 1  # nodes that can have children: all but those of the highest order
+    total = 0.0
+    while state != 0:
+        low, high = children[state], children[state + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if tokens[middle] < token:
+                low = middle + 1
+            else:
+                high = middle
+        if low < children[state + 1] and tokens[low] == token:
+            after = np.int64(low) if low < interior else np.int64(suffixes[low])
+            return total + log_probs[low], after
+        total += backoffs[state]
+        state = np.int64(suffixes[state])
+    node = 1 + token
+    return total + log_probs[node], np.int64(node) if node < interior else np.int64(0)
+
+
+@numba.njit(nogil=True, cache=True)
+def _top(row, k, blank, tokens):  # type: ignore[no-untyped-def]
+    """Fill `tokens` with the k tokens of the highest scores but the blank, best first; returns how many there are."""
+    count = 0
+    least = _NONE
+    for v in range(len(row)):
+        score = row[v]
+        if (count == k and score <= least) or v == blank or score == _NONE:
+            continue
+        at = count if count < k else k - 1
+        while at > 0 and row[tokens[at - 1]] < score:
+            tokens[at] = tokens[at - 1]
+            at -= 1
+        tokens[at] = v
+        if count < k:
+            count += 1
+        least = row[tokens[count - 1]]
+    return count
+
+
+@numba.njit(nogil=True, cache=True)
+def _add(a, b):  # type: ignore[no-untyped-def]
+    """log(e^a + e^b)"""
+    if a < b:
+        a, b = b, a
+    return a if b == _NONE else a + np.log1p(np.exp(b - a))
+
+
+@numba.njit(nogil=True, cache=True)
+def _sift(heap, size, score):  # type: ignore[no-untyped-def]
+    """Put a score into the heap of the best ones, smallest first, in place of the smallest if it is full."""
+    if size < len(heap):
+        at = size
+        while at > 0 and heap[(at - 1) // 2] > score:
+            heap[at] = heap[(at - 1) // 2]
+            at = (at - 1) // 2
+        heap[at] = score
+        return size + 1
+    if score <= heap[0]:
+        return size
+    at = 0
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size and heap[below + 1] < heap[below]:
+            below += 1
+        if heap[below] >= score:
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at] = score
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def _search(  # type: ignore[no-untyped-def]
+    logits,
+    totals,
+    blank,
+    merge,
+    beam_size,
+    top_k,
+    alpha,
+    beta,
+    wanted,
+    lm_tokens,
+    lm_children,
+    lm_log_probs,
+    lm_backoffs,
+    lm_suffixes,
+    lm_start,
+    lm_end,
+):
+    positions = logits.shape[0]
+    most = 1 + positions * beam_size  # prefixes that are ever kept
+    # The tree of prefixes: node 0 is the empty one.
+    parent, token, length = np.zeros(most, np.int64), np.full(most, -1, np.int64), np.zeros(most, np.int64)
+    state, lm_score = np.zeros(most, np.int64), np.zeros(most, np.float64)
+    eldest, sibling = np.full(most, -1, np.int64), np.full(most, -1, np.int64)  # the nodes that grew out of each
+    where = np.full(most, -1, np.int64)  # in which place of the beam a node is
+    state[0] = lm_start
+    nodes = 1
+    # The beam: nodes, with the mass of paths that end in a blank and in the last token.
+    beam = np.zeros(beam_size, np.int64)
+    in_blank, in_token = np.full(beam_size, _NONE), np.full(beam_size, _NONE)
+    in_blank[0] = 0.0
+    size = 1
+    # What a position makes of it: a candidate is a node that there is, or (-1) one that grows out of another.
+    room = beam_size * (1 + top_k)
+    c_node, c_parent = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    c_token, c_state = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    c_blank, c_in_token, c_lm, c_score = np.zeros(room), np.zeros(room), np.zeros(room), np.zeros(room)
+    heap = np.zeros(beam_size)
+    likely = np.zeros(top_k, np.int64)
+
+    for t in range(positions):
+        row, total = logits[t], totals[t]
+        blank_score = row[blank] - total
+        count, filled = 0, 0
+        for i in range(size):
+            where[beam[i]] = i
+        # Those that stay: by a blank, by their last token again, or grown out of a shorter one that is in the beam too.
+        for i in range(size):
+            node = beam[i]
+            both = _add(in_blank[i], in_token[i])
+            c_node[count] = node
+            c_blank[count] = both + blank_score
+            c_in_token[count] = _NONE
+            if node != 0:
+                again = row[token[node]] - total
+                if merge:
+                    c_in_token[count] = in_token[i] + again
+                j = where[parent[node]]
+                if j >= 0:
+                    repeats = merge and beam[j] != 0 and token[beam[j]] == token[node]
+                    c_in_token[count] = _add(
+                        c_in_token[count], (in_blank[j] if repeats else _add(in_blank[j], in_token[j])) + again
+                    )
+            mass = _add(c_blank[count], c_in_token[count])
+            c_score[count] = mass + alpha * lm_score[node] + beta * np.log(max(length[node], 1))
+            if mass > _NONE:
+                filled = _sift(heap, filled, c_score[count])
+                count += 1
+        # Those that grow. A language model only takes away, so what is below the beam without it is below it with it.
+        found = _top(row, top_k, blank, likely)
+        for i in range(size):
+            node = beam[i]
+            both = _add(in_blank[i], in_token[i])
+            base = alpha * lm_score[node] + beta * np.log(length[node] + 1.0)
+            for k in range(found):
+                v = likely[k]
+                score = row[v] - total
+                if filled == beam_size and both + score + base <= heap[0]:
+                    break
+                mass = (in_blank[i] if merge and node != 0 and token[node] == v else both) + score
+                bound = mass + base
+                if mass == _NONE or (filled == beam_size and bound <= heap[0]):
+                    continue
+                # A prefix that fell out of the beam and comes back is the same node, so that none is there twice.
+                child = eldest[node]
+                while child >= 0 and token[child] != v:
+                    child = sibling[child]
+                if child >= 0 and where[child] >= 0:  # it is in the beam, and was given this mass above
+                    continue
+                if child >= 0:
+                    bound += alpha * (lm_score[child] - lm_score[node])
+                elif alpha > 0:
+                    of_token, after = _lm_step(
+                        lm_tokens, lm_children, lm_log_probs, lm_backoffs, lm_suffixes, state[node], v
+                    )
+                    bound += alpha * of_token
+                    c_lm[count], c_state[count] = lm_score[node] + of_token, after
+                if filled == beam_size and bound <= heap[0]:
+                    continue
+                c_node[count], c_parent[count], c_token[count] = child, node, v
+                c_blank[count], c_in_token[count], c_score[count] = _NONE, mass, bound
+                filled = _sift(heap, filled, bound)
+                count += 1
+        for i in range(size):
+            where[beam[i]] = -1
+        # The best of both, in the order in which they came, are the next beam.
+        threshold = heap[0] if filled == beam_size else _NONE
+        above = 0
+        for c in range(count):
+            above += c_score[c] > threshold
+        ties = filled - above
+        kept = 0
+        next_beam = np.zeros(beam_size, np.int64)
+        next_blank, next_token = np.full(beam_size, _NONE), np.full(beam_size, _NONE)
+        for c in range(count):
+            if c_score[c] < threshold:
+                continue
+            if c_score[c] == threshold and threshold > _NONE:
+                if ties == 0:
+                    continue
+                ties -= 1
+            node = c_node[c]
+            if node < 0:
+                node, before = nodes, c_parent[c]
+                nodes += 1
+                parent[node], token[node], length[node] = before, c_token[c], length[before] + 1
+                state[node], lm_score[node] = c_state[c], c_lm[c]
+                sibling[node], eldest[before] = eldest[before], node
+            next_beam[kept], next_blank[kept], next_token[kept] = node, c_blank[c], c_in_token[c]
+            kept += 1
+        beam, in_blank, in_token, size = next_beam, next_blank, next_token, kept
+
+    scores, masses, of_lm = np.zeros(size), np.zeros(size), np.zeros(size)
+    for i in range(size):
+        node = beam[i]
+        masses[i] = _add(in_blank[i], in_token[i])
+        if alpha > 0:
+            of_end, _ = _lm_step(lm_tokens, lm_children, lm_log_probs, lm_backoffs, lm_suffixes, state[node], lm_end)
+            of_lm[i] = lm_score[node] + of_end
+        scores[i] = masses[i] + alpha * of_lm[i] + beta * np.log(max(length[node], 1))
+    order = np.argsort(-scores, kind="mergesort")[:wanted]
+    longest = 0
+    for i in order:
+        longest = max(longest, length[beam[i]])
+    outputs, lengths = np.zeros((len(order), longest), np.int64), np.zeros(len(order), np.int64)
+    for row_number, i in enumerate(order):
+        node = beam[i]
+        lengths[row_number] = length[node]
+        while node != 0:
+            outputs[row_number, length[node] - 1] = token[node]
+            node = parent[node]
+    return outputs, lengths, scores[order], masses[order], of_lm[order]
+
+
+@numba.njit(nogil=True, cache=True)
+def align(logits, tokens, blank, merge):  # type: ignore[no-untyped-def]
+    """Where each token begins on the most probable path of all that collapse to these tokens (Viterbi)."""
+    positions, states = logits.shape[0], 2 * len(tokens) + 1  # a blank, a token, a blank, ...
+    best = np.full(states, _NONE)
+    moves = np.zeros((positions, states), np.int8)
+    for t in range(positions):
+        after = np.full(states, _NONE)
+        for s in range(states):
+            own = s % 2 == 1
+            score = logits[t, tokens[s // 2] if own else blank]
+            if t == 0:
+                after[s] = score if s < 2 else _NONE
+                continue
+            top = best[s] if merge or not own else _NONE
+            if s > 0 and best[s - 1] > top:
+                top, moves[t, s] = best[s - 1], 1
+            if s > 1 and own and best[s - 2] > top and not (merge and tokens[s // 2] == tokens[s // 2 - 1]):
+                top, moves[t, s] = best[s - 2], 2
+            after[s] = top + score
+        best = after
+    begins = np.zeros(len(tokens), np.int64)
+    if positions == 0 or len(tokens) == 0:
+        return begins
+    s = states - 1 if best[states - 1] > best[states - 2] else states - 2
+    for t in range(positions - 1, -1, -1):
+        if s % 2 == 1:
+            begins[s // 2] = t
+        s -= moves[t, s]
+    return begins
