@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -102,6 +103,41 @@ def test_translate_keeps_every_line(copy_run, tmp_path):
     assert len(lines) == 7
     assert (lines[0], lines[1], lines[2], lines[3], lines[-1]) == ("1 2", "", "3 4", " ", "")
     assert nmla("translate", "--model", model, cwd=tmp_path, stdin=b"").stdout == b""
+
+
+def test_translate_takes_files_and_writes_other_forms(copy_run, tmp_path):
+    (tmp_path / "one.txt").write_text("1 2\n\n3\t4\n")
+    (tmp_path / "two.txt").write_text("5 6")
+    command = ("translate", "--model", copy_run / "train" / "model", "one.txt", "two.txt")
+    assert nmla(*command, cwd=tmp_path).stdout == b"1 2\n\n3 4\n5 6\n"
+    done = nmla(*command, "--format", "tsv", "--output", "out.tsv", cwd=tmp_path)
+    assert done.stdout == b""
+    assert (tmp_path / "out.tsv").read_text() == "1 2\t1 2\n\t\n3 4\t3 4\n5 6\t5 6\n"
+    done = nmla(*command, "--format", "jsonl", "--beam-size", "4", "--num-hypotheses", "2", cwd=tmp_path)
+    records = [json.loads(line) for line in done.stdout.decode().splitlines()]
+    assert [(record["source"], record["text"]) for record in records] == [
+        ("1 2", "1 2"),
+        ("", ""),
+        ("3\t4", "3 4"),
+        ("5 6", "5 6"),
+    ]
+    assert "".join(token["piece"] for token in records[0]["tokens"]) == "▁1▁2"
+    assert len(records[0]["alternatives"]) == 1
+
+
+def test_translate_answers_each_line_as_it_comes(copy_run, tmp_path):
+    process = subprocess.Popen(
+        ["nmla", "translate", "--model", copy_run / "train" / "model"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    with process:
+        for line in (b"1 2 3\n", b"4 5\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline() == line
 
 
 def test_translate_writes_what_came_before_a_bad_line(copy_run, tmp_path):

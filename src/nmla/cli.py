@@ -12,7 +12,6 @@ from nmla import __version__
 from nmla.errors import NmlaError, Stopped, UsageError
 
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
 
 
 def stdin_lines() -> Iterator[str]:
@@ -90,21 +89,34 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def run_translate(args: argparse.Namespace) -> None:
-    from itertools import islice
+    from contextlib import ExitStack
 
+    from nmla.decoding.pipe import translate_lines
     from nmla.decoding.translator import Translator
+    from nmla.text.lines import arriving, decode_lines, open_text
 
+    options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
     translator = Translator.load(args.model)
-    lines = stdin_lines()
-    at_once = 1 if sys.stdin.isatty() else LINES_AT_ONCE
-    number = 0
-    while texts := list(islice(lines, at_once)):
-        for translation in translator.translate_batch(texts, beam_size=args.beam_size):
-            number += 1
-            if translation.parts > 1:
-                print(f"stdin:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
-            sys.stdout.buffer.write(translation.text.encode("utf-8") + b"\n")
-        sys.stdout.buffer.flush()
+    with ExitStack() as held:
+        output = held.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
+        for path in args.files or [None]:
+            if path is None and sys.stdin is None:
+                raise UsageError("standard input must be open, but is closed")
+            stream = sys.stdin.buffer if path is None else held.enter_context(open_text(path))
+            name = str(path or "stdin")
+
+            def chunks(stream: Any = stream, name: str = name) -> Iterator[Iterator[str]]:
+                done = 0
+                for lines in arriving(stream):
+                    yield decode_lines(lines, name, done + 1)
+                    done += len(lines)
+
+            told = translate_lines(
+                translator, chunks(), output, args.format, **options, return_scores=args.format == "jsonl"
+            )
+            for number, translation in told:
+                if translation.parts > 1:
+                    print(f"{name}:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
 
 
 def run_score(args: argparse.Namespace) -> None:
@@ -118,7 +130,8 @@ def run_score(args: argparse.Namespace) -> None:
         from nmla.decoding.translator import Translator
 
         texts = read_lines(args.source)
-        translations = Translator.load(args.model).translate_batch(texts, beam_size=args.beam_size, entropy=True)
+        options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
+        translations = Translator.load(args.model).translate_batch(texts, **options, return_scores=True)
         hypotheses = [translation.text for translation in translations]
     else:
         hypotheses = list(stdin_lines())
@@ -178,7 +191,13 @@ class Command:
 FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "metavar": "FILE"}
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
 TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
-BEAM_SIZE = {"type": int, "default": 1, "help": "how many translations an autoregressive model weighs (default: 1)"}
+DECODING_OPTIONS: dict[str, dict[str, Any]] = {
+    "--beam-size": {"type": int, "help": "translations that a search weighs (default: 1, no search)"},
+    "--num-hypotheses": {"type": int, "help": "translations that are told, in jsonl (default: 1)"},
+    "--beta": {"type": float, "help": "weight of the logarithm of the length in a CTC model's search (default: 0)"},
+    "--blank-penalty": {"type": float, "help": "above 0, a CTC model's outputs get longer (default: 0, or as tuned)"},
+}
+DECODING = ("beam_size", "num_hypotheses", "beta", "blank_penalty", "fast")  # those that go to the translator
 
 COMMANDS = {
     "demo": Command(
@@ -274,10 +293,26 @@ COMMANDS = {
         },
     ),
     "translate": Command(
-        "translate standard input to standard output, line by line",
+        "translate files, or standard input, line by line",
         "nmla translate --model runs/mine/train/model < valid.en > output.de",
         run_translate,
-        {"--model": {"type": Path, "required": True, "help": "a model directory"}, "--beam-size": BEAM_SIZE},
+        {
+            "--model": {"type": Path, "required": True, "help": "a model directory"},
+            "files": {"nargs": "*", "type": Path, "metavar": "FILE", "help": "what to translate (default: stdin)"},
+            "--output": {"type": Path, "help": "where to write (default: stdout)"},
+            "--format": {
+                "choices": ("text", "tsv", "jsonl"),
+                "default": "text",
+                "help": "text: translations alone; tsv: source and translation, a TAB within either made a space; "
+                "jsonl: also scores, tokens with confidence and source, alternatives (default: text)",
+            },
+            **DECODING_OPTIONS,
+            "--fast": {
+                "action": "store_true",
+                "default": None,
+                "help": "larger batches; a translation's last bits may then depend on the others",
+            },
+        },
     ),
     "score": Command(
         "score translations on standard input, or a model's of a source file",
@@ -292,7 +327,7 @@ COMMANDS = {
             },
             "--model": {"type": Path, "help": "translate --source with this model, and tell its entropy too"},
             "--source": {"type": Path, "help": "what --model translates"},
-            "--beam-size": BEAM_SIZE,
+            **{name: DECODING_OPTIONS[name] for name in ("--beam-size", "--beta", "--blank-penalty")},
         },
     ),
 }

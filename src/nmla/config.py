@@ -1,6 +1,7 @@
 """Every setting, its meaning beside it. A recipe is a YAML file with these names; unknown names are refused."""
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -107,6 +108,35 @@ class TrainConfig:
             _check(self.loss == "cross_entropy", "label_smoothing needs the loss cross_entropy", self.loss)
         zero = ("dropout", "label_smoothing", "glance_from", "glance_to", "weight_decay", "patience", "exact_total")
         _check_positive("a stage", self, but=zero)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a model's output becomes text. The names are CTranslate2's where it has one."""
+
+    beam_size: int = 1  # translations that a search keeps; 1: the most probable token everywhere
+    num_hypotheses: int = 1  # translations that are told, best first; at most beam_size
+    top_k: int = 20  # tokens that may follow at each position, in the search of a CTC model
+    alpha: float = 0.0  # weight of the language model in that search
+    beta: float = 0.0  # weight of the logarithm of the length in it
+    blank_penalty: float = 0.0  # taken from a CTC model's blank before the softmax: above 0, outputs get longer
+    return_scores: bool = False  # also scores, tokens with confidence and source, and entropy
+    fast: bool = False  # batches as they come: a translation's last bits may then depend on the others
+    max_batch_size: int = 2048  # of these batches
+    batch_type: str = "tokens"  # what that counts: output positions, or "examples"
+
+    def __post_init__(self) -> None:
+        for name in ("beam_size", "num_hypotheses", "top_k", "max_batch_size"):
+            _check(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+        _check_one_of("batch_type", self.batch_type, ("tokens", "examples"))
+        _check(
+            self.num_hypotheses <= self.beam_size,
+            f"num_hypotheses must be at most beam_size {self.beam_size}",
+            self.num_hypotheses,
+        )
+        _check(0 <= self.alpha < math.inf, "alpha must be at least 0", self.alpha)
+        for name in ("beta", "blank_penalty"):
+            _check(math.isfinite(getattr(self, name)), f"{name} must be a finite number", getattr(self, name))
 
 
 @dataclass(frozen=True)

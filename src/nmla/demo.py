@@ -128,7 +128,7 @@ def _test(
     system: str, test: list[Sentence], bleu: sacrebleu.BLEU, bleu_all: sacrebleu.BLEU, stage: Path
 ) -> tuple[list[str], Result]:
     sources = [sentence.source for sentence in test]
-    translations = Translator.load(stage / "model").translate_batch(sources, entropy=True)
+    translations = Translator.load(stage / "model").translate_batch(sources, return_scores=True)
     outputs = [translation.text for translation in translations]
     valid = sum(out in sentence.valid_targets() for out, sentence in zip(outputs, test, strict=True))
     one = bleu.corpus_score(outputs, None)

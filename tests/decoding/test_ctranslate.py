@@ -40,6 +40,10 @@ def random_sources(tokenizer, count=120, longest=17):
     return [[*of_one, EOS] for of_one in ids]
 
 
+def best(written):
+    return [first for first, *_ in written]
+
+
 def pieces(tokenizer, sentences):
     return [[tokenizer.piece(token) for token in sentence] for sentence in sentences]
 
@@ -48,7 +52,7 @@ def pieces(tokenizer, sentences):
 def test_greedy_equals_torch(tokenizer, norm, positions):
     model, sources = build(tokenizer, norm, positions), random_sources(tokenizer)
     outputs, scores = greedy_decode(model, *pad(sources))
-    written = CTranslator.of(model, tokenizer).write(pieces(tokenizer, sources), 1, max_positions=64)
+    written = best(CTranslator.of(model, tokenizer).write(pieces(tokenizer, sources), 1, max_positions=64))
     assert [of.tokens for of in written] == pieces(tokenizer, outputs)
     assert [of.score for of in written] == pytest.approx(scores, abs=1e-3)
     ended = [of.ended for of in written]
@@ -72,7 +76,7 @@ def test_scores_equal_torch(tokenizer, norm, positions):
 def test_a_beam_tells_the_score_of_what_it_found(tokenizer):
     model, sources = build(tokenizer), pieces(tokenizer, random_sources(tokenizer))
     translator = CTranslator.of(model, tokenizer)
-    greedy, beam = (translator.write(sources, size) for size in (1, 5))
+    greedy, beam = (best(translator.write(sources, size)) for size in (1, 5))
     assert [of.tokens for of in greedy] != [of.tokens for of in beam]
     again = translator.score(sources, [of.tokens for of in beam])
     for of, score in zip(beam, again, strict=True):
@@ -83,9 +87,10 @@ def test_a_beam_tells_the_score_of_what_it_found(tokenizer):
 def test_neighbours_and_workers_change_nothing(tokenizer):
     model, sources = build(tokenizer), pieces(tokenizer, random_sources(tokenizer, count=40))
     translator = CTranslator.of(model, tokenizer, workers=2)
-    together = [of.tokens for of in translator.write(sources, 3)]
-    assert [of.tokens for of in reversed(translator.write(sources[::-1], 3))] == together
-    assert [translator.write([source], 3)[0].tokens for source in sources] == together
+    together = translator.write(sources, 3, alone=True)
+    assert translator.write(sources[::-1], 3, alone=True)[::-1] == together
+    assert [translator.write([source], 3, alone=True)[0] for source in sources] == together
+    assert [of.tokens for of in best(translator.write(sources, 3))] == [of.tokens for of in best(together)]
 
 
 def test_int8_says_much_the_same(tokenizer):
@@ -118,7 +123,7 @@ def test_translator_writes_by_ctranslate2(tokenizer):
 
 def test_entropy_of_an_autoregressive_model_is_that_of_its_predictions(tokenizer):
     model = build(tokenizer)
-    [translation] = Translator(model, tokenizer).translate_batch(["1 2 3"], entropy=True)
+    [translation] = Translator(model, tokenizer).translate_batch(["1 2 3"], return_scores=True)
     source = [[*tokenizer.encode("1 2 3"), EOS]]
     outputs, _ = greedy_decode(model, *pad(source))
     with torch.no_grad():
@@ -127,7 +132,7 @@ def test_entropy_of_an_autoregressive_model_is_that_of_its_predictions(tokenizer
 
 
 def test_beam_size_must_fit_the_model(tokenizer):
-    with pytest.raises(UsageError, match="beam_size of a ctc model must be 1, but is 2"):
-        Translator(build(tokenizer, family="ctc"), tokenizer).translate_batch(["1"], beam_size=2)
+    with pytest.raises(UsageError, match="beam_size of a fixed_length model must be 1, but is 2"):
+        Translator(build(tokenizer, family="fixed_length"), tokenizer).translate_batch(["1"], beam_size=2)
     with pytest.raises(UsageError, match="beam_size must be at least 1, but is 0"):
         Translator(build(tokenizer), tokenizer).translate_batch(["1"], beam_size=0)

@@ -1,10 +1,15 @@
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 import nmla
+from nmla.config import Decoding
 from nmla.decoding.argmax import argmax_decode
 from nmla.decoding.translator import MAX_SOURCE_TOKENS, Translator
-from nmla.errors import UsageError
+from nmla.errors import DataError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +20,10 @@ def translator(copy_run):
 def test_argmax_collapses_within_the_length():
     paths = torch.tensor([[1, 1, 0, 1, 2, 2], [2, 0, 0, 2, 1, 1]])
     logits = torch.nn.functional.one_hot(paths, 3).float()
-    assert argmax_decode(logits, torch.tensor([6, 3]), blank=0) == [[1, 1, 2], [2]]
+    found = argmax_decode(logits, torch.tensor([6, 3]), blank=0)
+    assert [(of.tokens, of.positions) for of in found] == [([1, 1, 2], [0, 3, 4]), ([2], [0])]
+    found = argmax_decode(logits, torch.tensor([6, 3]), blank=0, collapse="sctc")
+    assert [(of.tokens, of.positions) for of in found] == [([1, 1, 1, 2, 2], [0, 1, 3, 4, 5]), ([2], [0])]
 
 
 def test_order_and_number_of_lines_are_kept_whatever_the_batching(translator, digits):
@@ -23,8 +31,10 @@ def test_order_and_number_of_lines_are_kept_whatever_the_batching(translator, di
     lines = [*lines[:10], "", *lines[10:40], "   "]
     whole = [translation.text for translation in translator.translate_batch(lines)]
     assert len(whole) == len(lines)
-    for max_tokens in (1, 100, 1000):
-        assert [t.text for t in translator.translate_batch(lines, max_tokens=max_tokens)] == whole
+    for size in (1, 100, 1000):
+        assert [t.text for t in translator.translate_batch(lines, max_batch_size=size, fast=True)] == whole
+    examples = translator.translate_batch(lines, max_batch_size=3, batch_type="examples", fast=True)
+    assert [t.text for t in examples] == whole
     assert [translator.translate(line) for line in lines] == whole
 
 
@@ -55,7 +65,7 @@ def test_unknown_characters_do_no_harm(translator):
 
 def test_entropy_is_that_of_the_probabilities(translator):
     probabilities = translator.probabilities("1 2 3").double()
-    translation = translator.translate_batch(["1 2 3"], entropy=True)[0]
+    translation = translator.translate_batch(["1 2 3"], return_scores=True)[0]
     assert translation.positions == len(probabilities)
     assert translation.entropy == pytest.approx(torch.special.entr(probabilities).sum().item(), abs=1e-4)
 
@@ -63,3 +73,95 @@ def test_entropy_is_that_of_the_probabilities(translator):
 def test_wrong_directory_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="must be a model directory"):
         Translator.load(tmp_path / "nowhere")
+
+
+def test_result_tells_what_the_model_thought(translator):
+    [translation] = translator.translate_batch(["1 2 3"], return_scores=True)
+    assert "".join(token.piece for token in translation.tokens) == "▁1▁2▁3"
+    assert all(0.5 < token.confidence <= 1 for token in translation.tokens)
+    sources = [token.source for token in translation.tokens]
+    assert sources == sorted(sources)
+    assert 0 <= sources[0] <= sources[-1] <= len(translator.tokenizer.encode("1 2 3"))
+    probabilities = translator.probabilities("1 2 3")
+    assert translation.score == pytest.approx(float(probabilities.amax(-1).log().sum()), abs=1e-4)
+    assert translation.alternatives == ()
+    [plain] = translator.translate_batch(["1 2 3"])
+    assert (plain.text, plain.tokens, plain.score) == (translation.text, (), 0.0)
+
+
+def test_search_tells_alternatives(translator):
+    [translation] = translator.translate_batch(["4 5 6"], beam_size=8, num_hypotheses=3, return_scores=True)
+    found = [translation, *translation.alternatives]
+    assert len({"/".join(token.piece for token in of.tokens) for of in found}) == 3
+    assert translation.text == "4 5 6"
+    scores = [translation.score, *(other.score for other in translation.alternatives)]
+    assert scores == sorted(scores, reverse=True)
+    assert translator.translate("4 5 6", beam_size=8) == "4 5 6"
+
+
+def test_blank_penalty_makes_outputs_longer(translator):
+    lines = ["1 2 3 4", "5 6 7", "8 9"]
+    lengths = [
+        sum(len(t.tokens) for t in translator.translate_batch(lines, blank_penalty=penalty, return_scores=True))
+        for penalty in (-30.0, 0.0, 30.0)
+    ]
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
+def test_tuned_decoding_is_kept_with_the_model(translator, tmp_path):
+    tuned = Translator(translator.model, translator.tokenizer, Decoding(blank_penalty=30.0))
+    tuned.save_pretrained(tmp_path / "tuned")
+    again = Translator.load(tmp_path / "tuned")
+    assert again.decoding == tuned.decoding
+    assert again.translate("1 2 3") == tuned.translate("1 2 3") != translator.translate("1 2 3")
+    (tmp_path / "tuned" / "decoding.json").write_text('{"blank": 1}')
+    with pytest.raises(DataError, match=r"decoding\.json: must hold settings of decoding"):
+        Translator.load(tmp_path / "tuned")
+
+
+def test_neighbours_change_not_one_bit(translator, digits):
+    """Any order and any company: scores are the same to the last bit, not only the text."""
+    lines = (digits / "valid.txt").read_text().splitlines()
+    whole = translator.translate_batch(lines, return_scores=True)
+    rng = random.Random(1)
+    for size in (1, 3, 17, 60):
+        order = rng.sample(range(len(lines)), len(lines))
+        parts = [order[start : start + size] for start in range(0, len(lines), size)]
+        for part in parts:
+            found = translator.translate_batch([lines[row] for row in part], return_scores=True)
+            assert found == [whole[row] for row in part]
+
+
+def test_stream_and_awaitable_give_the_same(translator, digits):
+    lines = (digits / "valid.txt").read_text().splitlines()
+    whole = translator.translate_batch(lines)
+    assert list(translator.translate_iterable(iter(lines))) == whole
+    assert asyncio.run(translator.translate_async(lines)) == whole
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(translator.translate, lines[:20])) == [t.text for t in whole[:20]]
+
+
+def test_long_line_is_split_at_sentences_before_clauses_before_words(translator, monkeypatch):
+    pieces = [translator.tokenizer.piece(token) for token in range(translator.tokenizer.vocab_size)]
+    monkeypatch.setattr("nmla.decoding.translator.SENTENCE_ENDS", (pieces[-1],))
+    monkeypatch.setattr("nmla.decoding.translator.CLAUSE_ENDS", (pieces[-2],))
+    stop, pause, word = len(pieces) - 1, len(pieces) - 2, len(pieces) - 3
+    monkeypatch.setattr(translator.tokenizer.__class__, "starts_word", lambda self, token: token != 0)
+    assert translator._cut([word] * 6 + [stop, word, pause, word, word], 10) == 7
+    assert translator._cut([word] * 6 + [word, word, pause, word, word], 10) == 9
+    assert translator._cut([stop] + [word] * 10, 10) == 10  # too early a sentence is not worth it
+    assert translator._cut([word] * 8 + [0, 0, 0], 10) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"alpha": 1.0}, "alpha must be 0 without a language model, but is 1.0"),
+        ({"num_hypotheses": 2}, "num_hypotheses must be at most beam_size 1, but is 2"),
+        ({"batch_type": "lines"}, "batch_type must be one of tokens, examples, but is 'lines'"),
+        ({"beta": float("nan")}, "beta must be a finite number, but is nan"),
+    ],
+)
+def test_options_that_cannot_be(translator, options, match):
+    with pytest.raises(UsageError, match=match):
+        translator.translate("1", **options)

@@ -23,5 +23,14 @@ def test_several_references_may_be_fewer_for_some_sentences():
 
 
 def test_entropy_is_a_mean_over_positions_not_sentences():
-    assert mean_entropy([Translation("a", 6.0, 3), Translation("b", 1.0, 1), Translation("")]) == 7 / 4
+    assert (
+        mean_entropy(
+            [
+                Translation("a", entropy=6.0, positions=3),
+                Translation("b", entropy=1.0, positions=1),
+                Translation(""),
+            ]
+        )
+        == 7 / 4
+    )
     assert mean_entropy([]) == 0

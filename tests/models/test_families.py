@@ -131,7 +131,7 @@ def test_uniform_copy_rounds_as_the_paper_says(upsample):
     for n in range(1, 9):
         m = upsample * n
         states = torch.arange(n, dtype=torch.float64)[None, :, None]
-        copied = uniform_copy(states, torch.tensor([n]), torch.tensor([m]))
+        copied = uniform_copy(states, torch.tensor([n]), torch.tensor([m]), m)
         exact = [j * (n - 1) / (m - 1) if m > 1 else 0.0 for j in range(m)]
         assert all(abs(state - where) <= 0.5 for state, where in zip(copied[0, :, 0].tolist(), exact, strict=True))
 
@@ -139,8 +139,8 @@ def test_uniform_copy_rounds_as_the_paper_says(upsample):
 def test_uniform_copy_shrinks_too_and_does_not_see_padding():
     states = torch.randn(2, 9, 4)
     lengths, output_lengths = torch.tensor([6, 9]), torch.tensor([3, 20])
-    copied = uniform_copy(states, lengths, output_lengths)
-    alone = uniform_copy(states[:1, :6], lengths[:1], output_lengths[:1])
+    copied = uniform_copy(states, lengths, output_lengths, int(output_lengths.max()))
+    alone = uniform_copy(states[:1, :6], lengths[:1], output_lengths[:1], int(output_lengths[0]))
     assert torch.equal(copied[:1, :3], alone)
     assert torch.equal(alone[0, 0], states[0, 0])
     assert torch.equal(alone[0, -1], states[0, 5])

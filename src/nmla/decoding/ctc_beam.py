@@ -17,23 +17,12 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FloatArray = npt.NDArray[np.floating]
+from nmla.decoding.argmax import Hypothesis
+
 _NONE = -np.inf
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """An output that the search found."""
-
-    tokens: list[int]
-    score: float  # what is maximised
-    log_prob: float  # log p(y|x), of the paths that were followed
-    lm_log_prob: float  # with the end; 0 without a language model
-    positions: list[int]  # where each token begins on the most probable path
 
 
 @dataclass(frozen=True)
@@ -59,15 +48,12 @@ class BeamSearch:
         self, logits: Tensor, lengths: Sequence[int], *, blank: int, collapse: str = "ctc", num_hypotheses: int = 1
     ) -> list[list[Hypothesis]]:
         """The best outputs of each sentence of ``(B, T, V)`` logits, best first, on all of torch's threads."""
-        scores = logits.float().contiguous()
-        totals = scores.logsumexp(-1).numpy()
-        array = scores.numpy()
+        array = logits.float().log_softmax(-1).contiguous().numpy()
 
         def search(b: int) -> list[Hypothesis]:
             used = lengths[b]
             found = _search(
                 array[b, :used],
-                totals[b, :used],
                 blank,
                 collapse == "ctc",
                 self.beam_size,
@@ -82,7 +68,7 @@ class BeamSearch:
             for output, length, score, log_prob, of_lm in zip(outputs, *(c.tolist() for c in columns), strict=True):
                 tokens = output[:length]
                 begins = align(array[b, :used], tokens, blank, collapse == "ctc")
-                hypotheses.append(Hypothesis(tokens.tolist(), score, log_prob, of_lm, begins.tolist()))
+                hypotheses.append(Hypothesis(tokens.tolist(), begins.tolist(), score, log_prob, of_lm))
             return hypotheses
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -174,8 +160,7 @@ def _sift(heap, size, score):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _search(  # type: ignore[no-untyped-def]
-    logits,
-    totals,
+    log_probs,
     blank,
     merge,
     beam_size,
@@ -191,7 +176,7 @@ def _search(  # type: ignore[no-untyped-def]
     lm_start,
     lm_end,
 ):
-    positions = logits.shape[0]
+    positions = log_probs.shape[0]
     most = 1 + positions * beam_size  # prefixes that are ever kept
     # The tree of prefixes: node 0 is the empty one.
     parent, token, length = np.zeros(most, np.int64), np.full(most, -1, np.int64), np.zeros(most, np.int64)
@@ -214,8 +199,7 @@ def _search(  # type: ignore[no-untyped-def]
     likely = np.zeros(top_k, np.int64)
 
     for t in range(positions):
-        row, total = logits[t], totals[t]
-        blank_score = row[blank] - total
+        row = log_probs[t]
         count, filled = 0, 0
         for i in range(size):
             where[beam[i]] = i
@@ -224,10 +208,10 @@ def _search(  # type: ignore[no-untyped-def]
             node = beam[i]
             both = _add(in_blank[i], in_token[i])
             c_node[count] = node
-            c_blank[count] = both + blank_score
+            c_blank[count] = both + row[blank]
             c_in_token[count] = _NONE
             if node != 0:
-                again = row[token[node]] - total
+                again = row[token[node]]
                 if merge:
                     c_in_token[count] = in_token[i] + again
                 j = where[parent[node]]
@@ -249,7 +233,7 @@ def _search(  # type: ignore[no-untyped-def]
             base = alpha * lm_score[node] + beta * np.log(length[node] + 1.0)
             for k in range(found):
                 v = likely[k]
-                score = row[v] - total
+                score = row[v]
                 if filled == beam_size and both + score + base <= heap[0]:
                     break
                 mass = (in_blank[i] if merge and node != 0 and token[node] == v else both) + score
@@ -328,16 +312,16 @@ def _search(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def align(logits, tokens, blank, merge):  # type: ignore[no-untyped-def]
+def align(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
     """Where each token begins on the most probable path of all that collapse to these tokens (Viterbi)."""
-    positions, states = logits.shape[0], 2 * len(tokens) + 1  # a blank, a token, a blank, ...
+    positions, states = log_probs.shape[0], 2 * len(tokens) + 1  # a blank, a token, a blank, ...
     best = np.full(states, _NONE)
     moves = np.zeros((positions, states), np.int8)
     for t in range(positions):
         after = np.full(states, _NONE)
         for s in range(states):
             own = s % 2 == 1
-            score = logits[t, tokens[s // 2] if own else blank]
+            score = log_probs[t, tokens[s // 2] if own else blank]
             if t == 0:
                 after[s] = score if s < 2 else _NONE
                 continue

@@ -31,6 +31,7 @@ class Written:
     tokens: list[str]
     score: float
     ended: bool  # false: it was stopped where translations are never as long
+    sources: tuple[int, ...] = ()  # the source token that each attended to most, if it was asked for
 
 
 class CTranslator:
@@ -63,8 +64,12 @@ class CTranslator:
         beam_size: int,
         prefix: Sequence[str] = (),
         max_positions: int = POSITIONS,
-    ) -> list[Written]:
-        """Translate all of `sources`. Where a translation is stopped depends on its source alone."""
+        num_hypotheses: int = 1,
+        attention: bool = False,
+        alone: bool = False,
+    ) -> list[list[Written]]:
+        """The best translations of each of `sources`. Where one is stopped depends on its source alone; with `alone`
+        each source is translated for itself, so that not even the last bits depend on others."""
         groups: defaultdict[int, list[int]] = defaultdict(list)
         for row, source in enumerate(sources):
             groups[min(longest_output(len(source)), max_positions - 1)].append(row)
@@ -72,26 +77,34 @@ class CTranslator:
             most: self._model.translate_batch(
                 [sources[row] for row in rows],
                 [list(prefix)] * len(rows) if prefix else None,
-                max_batch_size=BATCH_TOKENS,
-                batch_type="tokens",
+                max_batch_size=1 if alone else BATCH_TOKENS,
+                batch_type="examples" if alone else "tokens",
                 asynchronous=True,
                 beam_size=beam_size,
                 max_input_length=0,
                 max_decoding_length=most,
                 min_decoding_length=0,
+                num_hypotheses=num_hypotheses,
                 return_scores=True,
                 return_end_token=True,
+                return_attention=attention,
             )
             for most, rows in sorted(groups.items())
         }
-        done: dict[int, Written] = {}
+        done: dict[int, list[Written]] = {}
         for most, results in pending.items():
             for row, result in zip(groups[most], results, strict=True):
-                [tokens], [mean] = result.result().hypotheses, result.result().scores
-                ended = tokens[-1:] == [self._end]
-                written = tokens[len(prefix) : -1] if ended else tokens[len(prefix) :]
-                done[row] = Written(written, mean * len(tokens), ended)
+                found = result.result()
+                weights = found.attention or [[]] * len(found.hypotheses)
+                best = zip(found.hypotheses, found.scores, weights, strict=True)
+                done[row] = [self._written(*of, len(prefix)) for of in best]
         return [done[row] for row in range(len(sources))]
+
+    def _written(self, tokens: list[str], mean: float, weights: list[list[float]], prefix: int) -> Written:
+        ended = tokens[-1:] == [self._end]
+        end = len(tokens) - ended
+        sources = tuple(max(range(len(row)), key=row.__getitem__) for row in weights[prefix:end])
+        return Written(tokens[prefix:end], mean * len(tokens), ended, sources)
 
     def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]]) -> list[float]:
         """The logarithm of the probability of each target given its source, its end included."""

@@ -1,39 +1,61 @@
 """The one way from strings to strings."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import asyncio
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
 from torch import Tensor
+from torch.nn import functional as F
 
-from nmla.config import ModelConfig
+from nmla.config import Decoding, ModelConfig
 from nmla.data.batching import pad
-from nmla.decoding.argmax import argmax_decode
-from nmla.decoding.ctranslate import POSITIONS, CTranslator
-from nmla.errors import UsageError
+from nmla.decoding.argmax import Hypothesis, argmax_decode
+from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
+from nmla.errors import DataError, UsageError
 from nmla.models.autoregressive import AutoregressiveTransformer
-from nmla.models.pretrained import FILES, load_model, save_model
-from nmla.models.transformer import Transformer
-from nmla.text.tokenizer import BLANK, EOS, Tokenizer
+from nmla.models.pretrained import DECODING, FILES, load_model, save_model
+from nmla.models.transformer import Transformer, copied_state
+from nmla.text.tokenizer import BLANK, EOS, PAD, Tokenizer
 
 MAX_SOURCE_TOKENS = 512  # longer input is translated in pieces: attention's memory grows with the square
+LINES_AT_ONCE = 1024  # of a stream: enough for full batches, few enough for flat memory
+ROUND_TO = 8  # source lengths are padded to a multiple of this
+FULL = 96  # output positions that keep a processor busy: as many sentences go together, whatever there is
+SENTENCE_ENDS, CLAUSE_ENDS = (".", "!", "?", "…", "。", "！", "？"), (",", ";", ":", "–", "—", "，", "；", "：")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a translation."""
+
+    piece: str
+    confidence: float  # its probability, where the model was surest of it
+    source: int  # the source token it came from, as far as the model tells
 
 
 @dataclass(frozen=True)
 class Translation:
-    """One translated line and what the model thought of it."""
+    """One translated line. What the model thought of it is there if `return_scores` asked for it."""
 
     text: str
-    entropy: float = 0.0  # of the model's prediction, in nats, summed over positions, if it was asked for
+    score: float = 0.0  # the logarithm of the path's probability, or of the output's, or what a search maximised
+    tokens: tuple[Token, ...] = ()
+    alternatives: tuple["Translation", ...] = ()  # the next best, if `num_hypotheses` asked for more than one
+    entropy: float = 0.0  # of the model's prediction, in nats, summed over positions
     positions: int = 0  # output positions, blanks included
     parts: int = 1  # into how many pieces a long line was split
 
 
 class Translator(ModelHubMixin):
-    """Translates text with a trained model of any family.
+    """Translates text with a trained model of any family; many threads may use one.
 
     >>> translator = Translator.load(directory)  # doctest: +SKIP
     >>> translator.translate("the old farmer sees a boat tonight")  # doctest: +SKIP
@@ -41,55 +63,78 @@ class Translator(ModelHubMixin):
     >>> translator = Translator.from_pretrained("me/my-model")  # doctest: +SKIP
     """
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: Transformer, tokenizer: Tokenizer, decoding: Decoding | None = None, lm: Any = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self._written_by: CTranslator | None = None  # an autoregressive model's weights as they are now
+        self.decoding = decoding or Decoding()  # what is done unless a call says otherwise
+        self.lm = lm  # an NgramLM, for beam search
+        self._writer: CTranslator | None = None  # an autoregressive model's weights as they are now
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, directory: str | Path) -> "Translator":
+        """The translator of a model directory, with the decoding that was tuned for it, if any was."""
         model, tokenizer = load_model(Path(directory))
-        return cls(model.eval(), tokenizer)
+        return cls(model.eval(), tokenizer, _load_decoding(Path(directory)))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_model(self.model, self.tokenizer, save_directory)
+        if self.decoding != Decoding():
+            save_decoding(self.decoding, save_directory)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **download: Any) -> "Translator":
         if not Path(model_id).is_dir():
-            model_id = snapshot_download(model_id, allow_patterns=[*FILES], **download)
+            model_id = snapshot_download(model_id, allow_patterns=[*FILES, DECODING], **download)
         return cls.load(model_id)
 
-    def translate(self, text: str) -> str:
-        return self.translate_batch([text])[0].text
+    def translate(self, text: str, **options: Any) -> str:
+        return self.translate_batch([text], **options)[0].text
 
-    def translate_batch(
-        self, texts: Sequence[str], max_tokens: int = 2048, *, beam_size: int = 1, entropy: bool = False
-    ) -> list[Translation]:
-        """Translate `texts`, at most `max_tokens` output positions at a time; results stand in the order of `texts`.
+    def translate_batch(self, texts: Sequence[str], **options: Any) -> list[Translation]:
+        """Translate `texts`; results stand in their order. `options` are those of :class:`nmla.config.Decoding`.
 
-        A blank line comes back as it is. A line longer than the model can take is split between words, never cut. An
-        autoregressive model searches with `beam_size`. `entropy` also tells how sure the model was.
+        A blank line comes back as it is. A line longer than the model can take is split at the end of a sentence, of a
+        clause or of a word, in this order, and never cut. Unless `fast` is asked for, a line's translation does not
+        depend on the others, to the last bit.
         """
-        if beam_size < 1:
-            raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
-        if beam_size > 1 and self.model.config.family != "autoregressive":
-            raise UsageError(f"beam_size of a {self.model.config.family} model must be 1, but is {beam_size}")
+        settings = self._checked(replace(self.decoding, **options))
         parts = [self._parts(text) for text in texts]
         flat = [part for of_text in parts for part in of_text]
-        outputs = self._write(flat, beam_size) if self.model.config.family == "autoregressive" else [[]] * len(flat)
-        done: dict[int, Translation] = {}
-        for rows in self._batches([len(part) for part in flat], max_tokens):
-            translations = self._translate([flat[row] for row in rows], [outputs[row] for row in rows], entropy)
-            done.update(zip(rows, translations, strict=True))
-        in_order = (done[row] for row in range(len(flat)))
-        return [_join([next(in_order) for _ in of_text], text) for of_text, text in zip(parts, texts, strict=True)]
+        if self.model.config.family == "autoregressive":
+            done = iter(self._write(flat, settings))
+        else:
+            done = iter(self._fill(flat, settings))
+        return [_join([next(done) for _ in of_text], of_text, text) for of_text, text in zip(parts, texts, strict=True)]
+
+    def translate_iterable(self, texts: Iterable[str], **options: Any) -> Iterator[Translation]:
+        """Translations of a stream of any length, in order, some lines at a time."""
+        stream = iter(texts)
+        while lines := list(islice(stream, LINES_AT_ONCE)):
+            yield from self.translate_batch(lines, **options)
+
+    async def translate_async(self, texts: Sequence[str], **options: Any) -> list[Translation]:
+        """:meth:`translate_batch` for programs that do other things meanwhile."""
+        return await asyncio.to_thread(self.translate_batch, texts, **options)
 
     @torch.inference_mode()
     def probabilities(self, text: str) -> Tensor:
         """``(T, V)``: what the model would say at each output position; for pictures and inspection."""
         source, lengths = pad([[*self.tokenizer.encode(text), EOS]])
         return self.model(source, lengths).logits[0].softmax(-1)
+
+    def _checked(self, settings: Decoding) -> Decoding:
+        family = self.model.config.family
+        for name in ("blank_penalty", "alpha", "beta"):
+            if getattr(settings, name) and family not in ("ctc", "sctc"):
+                raise UsageError(f"{name} of a {family} model must be 0, but is {getattr(settings, name)}")
+        if settings.beam_size > 1 and family == "fixed_length":
+            raise UsageError(f"beam_size of a {family} model must be 1, but is {settings.beam_size}")
+        if settings.alpha and self.lm is None:
+            raise UsageError(f"alpha must be 0 without a language model, but is {settings.alpha}")
+        return settings
 
     @property
     def max_source_tokens(self) -> int:
@@ -103,68 +148,159 @@ class Translator(ModelHubMixin):
         """Token ids in parts that the model can take, each closed by EOS; none for a blank line."""
         tokens = self.tokenizer.encode(text)
         parts = []
-        most = self.max_source_tokens
-        while len(tokens) > most:
-            words = (i for i in range(most, 0, -1) if self.tokenizer.starts_word(tokens[i]))
-            end = next(words, most)  # a single word that long is split where it must be
+        while len(tokens) > self.max_source_tokens:
+            end = self._cut(tokens, self.max_source_tokens)
             parts.append([*tokens[:end], EOS])
             tokens = tokens[end:]
         return [*parts, [*tokens, EOS]] if tokens else parts
 
-    def _batches(self, lengths: list[int], max_tokens: int) -> Iterator[list[int]]:
-        """Rows of like length together, so that little is padding."""
-        batch: list[int] = []
-        for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-            if batch and output_positions(self.model.config, lengths[row]) * (len(batch) + 1) > max_tokens:
-                yield batch
-                batch = []
-            batch.append(row)
-        if batch:
-            yield batch
-
-    def _write(self, sentences: list[list[int]], beam_size: int) -> list[list[int]]:
-        """What an autoregressive model writes."""
-        assert isinstance(self.model, AutoregressiveTransformer)
-        if self._written_by is None:
-            device = "cuda" if self._device.type == "cuda" else "cpu"
-            workers = torch.get_num_threads()
-            self._written_by = CTranslator.of(self.model, self.tokenizer, device=device, workers=workers)
-        tokenizer, learned = self.tokenizer, self.model.decoder_positions is not None
-        sources = [[tokenizer.piece(token) for token in sentence] for sentence in sentences]
-        most = self.model.config.max_positions if learned else POSITIONS
-        return [
-            [tokenizer.id(p) for p in of.tokens]
-            for of in self._written_by.write(sources, beam_size, max_positions=most)
-        ]
+    def _cut(self, tokens: list[int], most: int) -> int:
+        """Where to end a part: where a sentence does, or a clause, if that is not too early; else before a word."""
+        words = [i for i in range(most, 0, -1) if self.tokenizer.starts_word(tokens[i])]
+        for ends in (SENTENCE_ENDS, CLAUSE_ENDS):
+            for i in words:
+                if i > most // 2 and self.tokenizer.piece(tokens[i - 1]).endswith(ends):
+                    return i
+        return words[0] if words else most  # a single word that long is split where it must be
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    # Models that write all words at once.
+
+    def _fill(self, sentences: list[list[int]], settings: Decoding) -> list[Translation]:
+        done: dict[int, Translation] = {}
+        for rows, size, width in self._groups([len(sentence) for sentence in sentences], settings):
+            # Sentences that are not there are stood in for, so that the shape is always the same.
+            group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
+            done.update(zip(rows, self._translate(group, len(rows), width, settings), strict=True))
+        return [done[row] for row in range(len(sentences))]
+
+    def _groups(self, lengths: list[int], settings: Decoding) -> Iterator[tuple[list[int], int, int]]:
+        """Rows that are translated together, as how many, and padded to which length.
+
+        The last bits of a sum depend on the shape of the product it is part of. So by default the shape depends on the
+        sentence's own length alone; the others fill what room there is.
+        """
+        config = self.model.config
+        if settings.fast:
+            for rows in _batches(lengths, settings, lambda length: output_positions(config, length)):
+                yield rows, len(rows), max(lengths[row] for row in rows)
+            return
+        widest = self.max_source_tokens + 1
+        alike: defaultdict[int, list[int]] = defaultdict(list)
+        for row, length in enumerate(lengths):
+            alike[min(-(-length // ROUND_TO) * ROUND_TO, widest)].append(row)
+        for width, rows in sorted(alike.items()):
+            # A fixed-length model's positions are as many as it decides: each sentence is alone.
+            size = 1 if config.family == "fixed_length" else max(1, -(-FULL // output_positions(config, width)))
+            for start in range(0, len(rows), size):
+                yield rows[start : start + size], size, width
+
     @torch.inference_mode()
-    def _translate(self, sentences: list[list[int]], outputs: list[list[int]], entropy: bool) -> list[Translation]:
-        """Translations of the sentences; of an autoregressive model they are written already."""
-        source, source_lengths = (tensor.to(self._device) for tensor in pad(sentences))
-        if self.model.config.family == "autoregressive":
-            if not entropy:
-                return [Translation(self.tokenizer.decode(ids), 0.0, len(ids) + 1) for ids in outputs]
-            logits, lengths, *_ = self.model(
-                source, source_lengths, *(tensor.to(self._device) for tensor in pad(outputs))
+    def _translate(self, group: list[list[int]], real: int, width: int, settings: Decoding) -> list[Translation]:
+        source, source_lengths = pad(group)
+        source = F.pad(source, (0, width - source.shape[1]), value=PAD).to(self._device)
+        logits, lengths, *_ = self.model(source, source_lengths.to(self._device))
+        logits, lengths = logits[:real].float(), lengths[:real].cpu()
+        # One token a position: what collapses is a blank, should a fixed-length model have learned to write it.
+        collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
+        if settings.blank_penalty:
+            logits[..., BLANK] -= settings.blank_penalty
+        if settings.beam_size > 1:
+            from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
+
+            search = BeamSearch(settings.beam_size, settings.top_k, settings.alpha, settings.beta, self.lm)
+            found = search(
+                logits.cpu(), lengths.tolist(), blank=BLANK, collapse=collapse, num_hypotheses=settings.num_hypotheses
             )
         else:
-            logits, lengths, *_ = self.model(source, source_lengths)
-            # One token a position: what collapses is a blank, should the model have learned to write it.
-            collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
-            outputs = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
+            found = [[one] for one in argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)]
         return [
-            # Sentence by sentence: probabilities of the whole batch would double its memory.
-            Translation(self.tokenizer.decode(ids), _entropy(row[:used]) if entropy else 0.0, used)
-            for ids, row, used in zip(outputs, logits, lengths.tolist(), strict=True)
+            self._told(of, row[:used], sentence, settings)
+            for of, row, used, sentence in zip(found, logits, lengths.tolist(), group, strict=False)
         ]
 
+    def _told(self, found: list[Hypothesis], logits_TV: Tensor, sentence: list[int], settings: Decoding) -> Translation:
+        """The translation of a sentence, and if wanted what the model thought of it: sentence by sentence, for
+        probabilities of a whole batch would double its memory."""
+        used = len(logits_TV)
+        texts = [self.tokenizer.decode(of.tokens) for of in found]
+        if not settings.return_scores:
+            return Translation(texts[0], alternatives=tuple(map(Translation, texts[1:])), positions=used)
+        probs_TV = logits_TV.softmax(-1)
+        path = float(probs_TV.amax(-1).log().sum())
+        translations = [
+            Translation(
+                text,
+                of.score if settings.beam_size > 1 else path,
+                self._tokens(of, probs_TV, len(sentence)),
+                entropy=_entropy(probs_TV),
+                positions=used,
+            )
+            for text, of in zip(texts, found, strict=True)
+        ]
+        return replace(translations[0], alternatives=tuple(translations[1:]))
 
-def _entropy(logits_TV: Tensor) -> float:
-    return float(torch.special.entr(logits_TV.float().softmax(-1)).sum())
+    def _tokens(self, of: Hypothesis, probs_TV: Tensor, source_tokens: int) -> tuple[Token, ...]:
+        ends = [*of.positions, len(probs_TV)][1:]
+        confidences = [
+            float(probs_TV[begin:end, token].max())
+            for token, begin, end in zip(of.tokens, of.positions, ends, strict=True)
+        ]
+        places = torch.tensor(of.positions, dtype=torch.long)
+        sources = copied_state(places, torch.tensor(source_tokens), torch.tensor(len(probs_TV))).tolist()
+        pieces = map(self.tokenizer.piece, of.tokens)
+        return tuple(map(Token, pieces, confidences, sources))
+
+    # Models that write word by word.
+
+    def _write(self, sentences: list[list[int]], settings: Decoding) -> list[Translation]:
+        assert isinstance(self.model, AutoregressiveTransformer)
+        with self._lock:
+            if self._writer is None:
+                device = "cuda" if self._device.type == "cuda" else "cpu"
+                workers = torch.get_num_threads()
+                self._writer = CTranslator.of(self.model, self.tokenizer, device=device, workers=workers)
+        learned = self.model.decoder_positions is not None
+        written = self._writer.write(
+            [[self.tokenizer.piece(token) for token in sentence] for sentence in sentences],
+            settings.beam_size,
+            max_positions=self.model.config.max_positions if learned else POSITIONS,
+            num_hypotheses=settings.num_hypotheses,
+            attention=settings.return_scores,
+            alone=not settings.fast,
+        )
+        translations = [
+            [Translation(self._text(of), score=of.score, positions=len(of.tokens) + 1) for of in of_one]
+            for of_one in written
+        ]
+        if settings.return_scores:
+            for rows in _batches([len(sentence) for sentence in sentences], settings, lambda length: length):
+                told = self._opinions([sentences[row] for row in rows], [written[row][0] for row in rows])
+                for row, (entropy, tokens) in zip(rows, told, strict=True):
+                    translations[row][0] = replace(translations[row][0], entropy=entropy, tokens=tokens)
+        return [replace(best, alternatives=tuple(others)) for best, *others in translations]
+
+    def _text(self, of: Written) -> str:
+        return self.tokenizer.decode([self.tokenizer.id(piece) for piece in of.tokens])
+
+    @torch.inference_mode()
+    def _opinions(
+        self, sentences: list[list[int]], written: list[Written]
+    ) -> Iterator[tuple[float, tuple[Token, ...]]]:
+        """The entropy of an autoregressive model's predictions, and what it thought of each token it wrote."""
+        outputs = [[self.tokenizer.id(piece) for piece in of.tokens] for of in written]
+        tensors = (tensor.to(self._device) for pair in (sentences, outputs) for tensor in pad(pair))
+        for of, ids, logits_TV in zip(written, outputs, self.model(*tensors).logits, strict=True):
+            probs_TV = logits_TV[: len(ids) + 1].float().softmax(-1)
+            confidences = [float(probs_TV[t, token]) for t, token in enumerate(ids)]
+            yield _entropy(probs_TV), tuple(map(Token, of.tokens, confidences, of.sources))
+
+
+def _entropy(probs_TV: Tensor) -> float:
+    return float(torch.special.entr(probs_TV).sum())
 
 
 def output_positions(config: ModelConfig, source_tokens: int) -> int:
@@ -172,12 +308,53 @@ def output_positions(config: ModelConfig, source_tokens: int) -> int:
     return source_tokens * (config.upsample if config.family in ("ctc", "sctc") else 1)
 
 
-def _join(parts: list[Translation], text: str) -> Translation:
+def _batches(lengths: list[int], settings: Decoding, cost: Any) -> Iterator[list[int]]:
+    """Rows of like length together, so that little is padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        rows = len(batch) + 1
+        size = rows if settings.batch_type == "examples" else cost(lengths[row]) * rows
+        if batch and size > settings.max_batch_size:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _join(parts: list[Translation], sources: list[list[int]], text: str) -> Translation:
+    """The translation of a whole line from those of its parts; alternatives only where there is one."""
     if not parts:
         return Translation(text)
+    if len(parts) == 1:
+        return parts[0]
+    tokens: list[Token] = []
+    start = 0
+    for part, source in zip(parts, sources, strict=True):
+        tokens += [replace(token, source=token.source + start) for token in part.tokens]
+        start += len(source) - 1  # the end of a part is not in the line
     return Translation(
         " ".join(part.text for part in parts),
-        sum(part.entropy for part in parts),
-        sum(part.positions for part in parts),
-        len(parts),
+        sum(part.score for part in parts),
+        tuple(tokens),
+        entropy=sum(part.entropy for part in parts),
+        positions=sum(part.positions for part in parts),
+        parts=len(parts),
     )
+
+
+def save_decoding(decoding: Decoding, directory: Path) -> None:
+    """Keep settings beside a model, so that it is decoded so from now on."""
+    from nmla.files import write_text
+
+    changed = {name: value for name, value in asdict(decoding).items() if value != getattr(Decoding(), name)}
+    write_text(directory / DECODING, json.dumps(changed, indent=2) + "\n")
+
+
+def _load_decoding(directory: Path) -> Decoding:
+    if not (directory / DECODING).is_file():
+        return Decoding()
+    try:
+        return Decoding(**json.loads((directory / DECODING).read_text(encoding="utf-8")))
+    except (TypeError, ValueError, UsageError) as error:
+        raise DataError(f"{directory / DECODING}: must hold settings of decoding, but: {error}") from None

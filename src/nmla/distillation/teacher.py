@@ -96,7 +96,8 @@ class Teacher:
     def write(self, sources: Sequence[list[str]], beam_size: int = 5) -> list[Written]:
         """Translations of sources of at most `max_source_tokens` tokens each."""
         around = [[*self._prefix, *source, *self._suffix] for source in sources]
-        return self._translator.write(around, beam_size, self._target_prefix, self.max_positions)
+        written = self._translator.write(around, beam_size, self._target_prefix, self.max_positions)
+        return [best for best, *_ in written]
 
     def translate(self, texts: Sequence[str], beam_size: int = 5) -> list[str]:
         return [self.text(of.tokens) for of in self.write([self.source_tokens(text) for text in texts], beam_size)]

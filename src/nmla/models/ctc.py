@@ -14,5 +14,5 @@ class CTCTransformer(ParallelTransformer):
     def forward(self, source_BS: Tensor, source_lengths_B: Tensor, glance: Glance | None = None) -> Output:
         memory = self.encode(source_BS, source_lengths_B)
         lengths_B = source_lengths_B * self.config.upsample
-        logits, revealed = self.fill(memory, lengths_B, glance)
+        logits, revealed = self.fill(memory, lengths_B, source_BS.shape[1] * self.config.upsample, glance)
         return Output(logits, lengths_B, revealed=revealed)

@@ -28,7 +28,7 @@ class FixedLengthTransformer(ParallelTransformer):
             output_lengths_B = (length_logits.argmax(-1) - LENGTH_CLASSES // 2 + source_lengths_B).clamp(min=1)
             if self.decoder_positions is not None:
                 output_lengths_B = output_lengths_B.clamp(max=self.config.max_positions)
-        logits, revealed = self.fill(memory, output_lengths_B, glance)
+        logits, revealed = self.fill(memory, output_lengths_B, max(int(output_lengths_B.max()), 1), glance)
         return Output(logits, output_lengths_B, length_logits, revealed)
 
     def length_logits(self, memory: Memory) -> Tensor:

@@ -86,9 +86,11 @@ class Transformer(nn.Module):
 class ParallelTransformer(Transformer):
     """A decoder that fills all positions at once, from encoder states stretched over them."""
 
-    def fill(self, memory: Memory, output_lengths_B: Tensor, glance: Glance | None) -> tuple[Tensor, Tensor | None]:
-        """Logits ``(B, T, V)``, and which positions ``(B, T)`` were revealed, if `glance` chose any."""
-        x = uniform_copy(memory.states, memory.lengths, output_lengths_B)
+    def fill(
+        self, memory: Memory, output_lengths_B: Tensor, width: int, glance: Glance | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits ``(B, width, V)``, and which positions ``(B, width)`` were revealed, if `glance` chose any."""
+        x = uniform_copy(memory.states, memory.lengths, output_lengths_B, width)
         keep = length_mask(output_lengths_B, x.shape[1])
         if glance is None:
             return self.decode(x, keep, memory), None
@@ -101,11 +103,15 @@ class ParallelTransformer(Transformer):
         return self.decode(x, keep, memory), revealed
 
 
-def uniform_copy(states_BSD: Tensor, lengths_B: Tensor, output_lengths_B: Tensor) -> Tensor:
-    """Stretch each sentence of n states to m positions: position j takes state round(j (n - 1) / (m - 1))."""
-    position_T = torch.arange(max(int(output_lengths_B.max()), 1), device=lengths_B.device)
-    # In whole numbers, so that the choice never depends on rounding errors: round(a / b) = (2 a + b) // (2 b).
-    span_B1 = (output_lengths_B - 1).clamp(min=1)[:, None]
-    index_BT = (2 * position_T * (lengths_B[:, None] - 1) + span_B1) // (2 * span_B1)
+def uniform_copy(states_BSD: Tensor, lengths_B: Tensor, output_lengths_B: Tensor, width: int) -> Tensor:
+    """Stretch each sentence of n states to m of `width` positions."""
+    index_BT = copied_state(torch.arange(width, device=lengths_B.device), lengths_B[:, None], output_lengths_B[:, None])
     index_BT = index_BT.clamp(max=states_BSD.shape[1] - 1)  # only positions beyond the sentence reach this
     return states_BSD.gather(1, index_BT[..., None].expand(-1, -1, states_BSD.shape[2]))
+
+
+def copied_state(position: Tensor, n: Tensor, m: Tensor) -> Tensor:
+    """Which of n states position j of m takes: round(j (n - 1) / (m - 1))."""
+    # In whole numbers, so that the choice never depends on rounding errors: round(a / b) = (2 a + b) // (2 b).
+    span = (m - 1).clamp(min=1)
+    return (2 * position * (n - 1) + span) // (2 * span)

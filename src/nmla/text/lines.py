@@ -8,7 +8,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,9 +21,9 @@ MAX_LINE_BYTES = 1 << 20  # longer is no sentence; the limit keeps memory flat
 DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.ZstdError)
 
 
-def decode_lines(raw_lines: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_lines(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
     """Decode lines as read from a binary file called `name`; `DataError` names the line that is not UTF-8."""
-    for number, raw in enumerate(raw_lines, start=1):
+    for number, raw in enumerate(raw_lines, start=first):
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)  # it is not text
         try:
@@ -32,6 +32,21 @@ def decode_lines(raw_lines: Iterable[bytes], name: str) -> Iterator[str]:
             raise DataError(
                 f"{name}:{number}: text must be UTF-8, but {not_utf8(error)}; convert the file, for example with iconv"
             ) from None
+
+
+def arriving(file: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a stream, as many at a time as have arrived, so that nobody waits for a line that is there."""
+    rest = b""
+    read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+    while data := read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            yield [line + b"\n" for line in lines]
+            raise DataError(f"a line must have at most {MAX_LINE_BYTES} bytes, but one has more")
+        if lines:
+            yield [line + b"\n" for line in lines]
+    if rest:
+        yield [rest]
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

@@ -294,7 +294,7 @@ def given_up(progress: Progress, stage: TrainConfig) -> bool:
 def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
     """Translate the validation set as a user would, and score it."""
     translator.model.eval()
-    translations = translator.translate_batch(corpus.valid_source, entropy=True)
+    translations = translator.translate_batch(corpus.valid_source, return_scores=True, fast=True)
     most = max(map(len, corpus.valid_targets))
     references = [[of_line[r] if r < len(of_line) else None for of_line in corpus.valid_targets] for r in range(most)]
     scores = score([t.text for t in translations], references)
