@@ -6,10 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmla import __version__
 from nmla.errors import NmlaError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from nmla.decoding.ngram_lm import NgramLM
+    from nmla.text.tokenizer import Tokenizer
 
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 LINES_AT_ONCE = 1024  # enough for full batches, few enough for flat memory
@@ -167,6 +171,30 @@ def run_average(args: argparse.Namespace) -> None:
     print(args.output)
 
 
+def run_lm_train(args: argparse.Namespace) -> None:
+    from nmla.decoding.lm_train import train_lm
+
+    _tell_lm(train_lm(args.text, _tokenizer(args.tokenizer), args.output, args.order))
+
+
+def run_lm_convert(args: argparse.Namespace) -> None:
+    from nmla.decoding.arpa import convert_lm
+
+    _tell_lm(convert_lm(args.input, args.output, _tokenizer(args.tokenizer)))
+
+
+def _tokenizer(path: Path) -> "Tokenizer":
+    from nmla.data.corpus import TOKENIZER
+    from nmla.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path / TOKENIZER if path.is_dir() else path)
+
+
+def _tell_lm(lm: "NgramLM") -> None:
+    for order, size in enumerate(lm.sizes, start=1):
+        print(f"{order}-grams\t{size}")
+
+
 @dataclass(frozen=True)
 class Command:
     help: str
@@ -179,6 +207,11 @@ FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "meta
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
 TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
 BEAM_SIZE = {"type": int, "default": 1, "help": "how many translations an autoregressive model weighs (default: 1)"}
+LM_OPTIONS: dict[str, dict[str, Any]] = {
+    "--tokenizer": {"type": Path, "required": True, "help": "a corpus, model or tokenizer.model: whose vocabulary"},
+}
+LM_OUTPUT = {"type": Path, "help": "what to write: ARPA if it ends in .arpa or .arpa.gz, compact if in .lm"}
+GROUPS = {"lm": "make a language model, or change its form"}  # of commands of two words
 
 COMMANDS = {
     "demo": Command(
@@ -295,6 +328,32 @@ COMMANDS = {
             "--beam-size": BEAM_SIZE,
         },
     ),
+    "lm train": Command(
+        "estimate an n-gram language model from text (interpolated modified Kneser-Ney)",
+        "nmla lm train --tokenizer corpora/mine --text train.de --output lm.arpa.gz",
+        run_lm_train,
+        {
+            **LM_OPTIONS,
+            "--text": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "one sentence a line; may end in .gz, .xz or .zst. Give it again for more files",
+            },
+            "--output": {**LM_OUTPUT, "required": True},
+            "--order": {"type": int, "default": 4, "help": "the longest n-grams (default: 4)"},
+        },
+    ),
+    "lm convert": Command(
+        "write a language model in the other form",
+        "nmla lm convert lm.arpa.gz lm.lm --tokenizer corpora/mine",
+        run_lm_convert,
+        {
+            "input": {"type": Path, "help": "a language model, of any program's if it is ARPA"},
+            "output": LM_OUTPUT,
+            **LM_OPTIONS,
+        },
+    ),
 }
 
 
@@ -309,9 +368,15 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"nmla {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = {"": commands}
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(
-            name,
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            about = GROUPS[group]
+            of_group = commands.add_parser(group, help=about, description=about[0].upper() + about[1:] + ".")
+            groups[group] = of_group.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        sub = groups[group].add_parser(
+            word,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
             epilog=f"example:\n  {command.example}",
@@ -319,6 +384,7 @@ def parser() -> argparse.ArgumentParser:
         )
         for option, details in command.options.items():
             sub.add_argument(option, **details)
+        sub.set_defaults(command=name)
     return top
 
 

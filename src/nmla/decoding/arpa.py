@@ -20,14 +20,13 @@ from nmla.text.lines import open_text
 from nmla.text.tokenizer import BOS, UNK, Tokenizer
 
 LINES_AT_ONCE = 1 << 16
-SPACES = set(" \t\n\r\v\f\0")  # what readers of ARPA take for the end of a word
 Rows = npt.NDArray[np.int32]  # (n-grams, order) token ids
 Floats = npt.NDArray[np.float64]
 
 
 def convert_lm(source: Path, output: Path, tokenizer: Tokenizer) -> NgramLM:
     """Write a language model in the form that the name of `output` tells."""
-    check_output(output)
+    check_output(output, tokenizer)
     lm = NgramLM.load(source, tokenizer)
     write_lm(lm, output, tokenizer)
     return lm
@@ -52,15 +51,11 @@ def _open(path: Path, compressed: bool) -> Iterator[TextIO]:
 
 
 def _write_arpa(lm: NgramLM, file: TextIO, tokenizer: Tokenizer) -> None:
-    pieces = [tokenizer.piece(token) for token in range(lm.vocab_size)]
-    for piece in pieces:
-        if SPACES & set(piece):
-            raise DataError(f"a word of an ARPA file must not hold white space, but {piece!r} does; write a .lm file")
     written = np.flatnonzero(~_like_unknown(lm)) + 1
     file.write("\\data\\\n")
     for order, size in enumerate((len(written), *lm.sizes[1:]), start=1):
         file.write(f"ngram {order}={size}\n")
-    words = np.array(pieces, dtype=object)
+    words = np.array([tokenizer.piece(token) for token in range(lm.vocab_size)], dtype=object)
     with progress_bar() as bar:
         task = bar.add_task("writing", total=len(written) + sum(lm.sizes[1:]))
         for order in range(1, lm.order + 1):

@@ -45,7 +45,7 @@ def train_lm(texts: Sequence[Path], tokenizer: Tokenizer, output: Path, order: i
 
     Empty lines are no sentences. <unk>, where the text has letters that the vocabulary lacks, is a token like others.
     """
-    check_output(output)
+    check_output(output, tokenizer)
     if not 1 <= order <= MAX_ORDER:
         raise UsageError(f"order must be from 1 to {MAX_ORDER}, but is {order}")
     with kept_directory(output) as work, progress_bar() as bar:

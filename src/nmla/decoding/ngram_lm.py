@@ -29,6 +29,7 @@ MAX_ORDER = 100
 MAX_NODES = 1 << 32  # `suffixes` are of 32 bits
 LOG10 = math.log(10)
 NEVER = -100 * LOG10  # the log probability of what a model says nothing about: small, but a number
+SPACES = set(" \t\n\r\v\f\0")  # what readers of ARPA take for the end of a word
 SUFFIXES = (".lm", ".arpa", ".arpa.gz")
 
 
@@ -145,12 +146,15 @@ class NgramLM:
         return node
 
 
-def check_output(path: Path) -> None:
-    """Refuse, before any work is done, a name that does not tell the form, or is taken."""
+def check_output(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse, before any work is done, a name that does not tell the form, or is taken, and words that break ARPA."""
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{path}: a language model's name must end in {', '.join(SUFFIXES)}, but does not")
     if path.exists():
         raise UsageError(f"{path}: must not exist yet, but does; choose another output, or remove it")
+    for piece in map(tokenizer.piece, range(tokenizer.vocab_size if path.suffix != ".lm" else 0)):
+        if SPACES & set(piece):
+            raise DataError(f"words in {path} must not hold white space, but {piece!r} does; write a .lm file")
 
 
 def header_of(sizes: Sequence[int], tokenizer: Tokenizer) -> bytes:
