@@ -201,26 +201,18 @@ def test_no_ngram_of_the_highest_order(tmp_path):
 
 def test_pieces_of_the_text_make_no_difference(tmp_path, monkeypatch):
     """Counting in many chunks, merged in many buckets, spread over files: the same bytes."""
-    lines = random_lines(6, 300)
+    lines = random_lines(6, 60)
     estimate(lines, tmp_path, 4)
     whole = (tmp_path / "out.lm").read_bytes()
     for chunk, bucket, at_once in ((50, 20, 3), (1, 7, 1), (10000, 1, 1024)):
         monkeypatch.setattr(lm_train, "CHUNK_TOKENS", chunk)
         monkeypatch.setattr(lm_train, "BUCKET_ROWS", bucket)
         monkeypatch.setattr(lm_train, "LINES_AT_ONCE", at_once)
-        (tmp_path / "one").write_text("".join(f"{line}\n" for line in lines[:100]))
-        (tmp_path / "two.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines[100:]).encode()))
+        (tmp_path / "one").write_text("".join(f"{line}\n" for line in lines[:20]))
+        (tmp_path / "two.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines[20:]).encode()))
         train_lm([tmp_path / "one", tmp_path / "two.gz"], TOKENIZER, tmp_path / f"{chunk}.lm", 4)
         assert (tmp_path / f"{chunk}.lm").read_bytes() == whole
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "text",
-        "one",
-        "two.gz",
-        "out.lm",
-        "50.lm",
-        "1.lm",
-        "10000.lm",
-    }
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_all_forms_are_the_same_model(tmp_path):
@@ -386,7 +378,7 @@ def test_mistakes_are_told_and_leave_nothing(tmp_path):
 
 
 def test_arpa_cannot_hold_words_with_spaces(tmp_path):
-    tokenizer = Tokenizer.of_units({"a": 1, "b\tc": 1}, BLANK + 3)
+    tokenizer = Tokenizer.of_units({"a": 1, "b\fc": 1}, BLANK + 3)
     (tmp_path / "text").write_text("a\n")
     with pytest.raises(DataError, match="must not hold white space"):
         train_lm([tmp_path / "text"], tokenizer, tmp_path / "new.arpa", 2)
