@@ -192,6 +192,20 @@ def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
     assert done.stdout.decode().startswith("train_pairs\t100\n")
 
 
+def test_language_model_has_bars_on_a_terminal_too(digits, tmp_path):
+    import pty
+
+    terminal, stderr = pty.openpty()
+    files = ["--tokenizer", digits / "corpus", "--text", digits / "valid.txt", "--output", tmp_path / "new.arpa"]
+    command = [sys.executable, "-m", "nmla.cli", "lm", "train", *map(str, files)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    shown = os.read(terminal, 100_000).decode()
+    assert done.returncode == 0, shown
+    assert all(step in shown for step in ("encoding", "counting 4-grams", "estimating", "writing"))
+    assert done.stdout.decode().startswith("1-grams\t16\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

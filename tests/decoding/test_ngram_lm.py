@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmla.decoding import lm_train
+from nmla.decoding import lm_counts
 from nmla.decoding.arpa import convert_lm
 from nmla.decoding.lm_train import train_lm
 from nmla.decoding.ngram_lm import MAGIC, NEVER, NgramLM
@@ -201,13 +201,13 @@ def test_no_ngram_of_the_highest_order(tmp_path):
 
 def test_pieces_of_the_text_make_no_difference(tmp_path, monkeypatch):
     """Counting in many chunks, merged in many buckets, spread over files: the same bytes."""
-    lines = random_lines(6, 60)
+    lines = random_lines(6, 30)
     estimate(lines, tmp_path, 4)
     whole = (tmp_path / "out.lm").read_bytes()
-    for chunk, bucket, at_once in ((50, 20, 3), (1, 7, 1), (10000, 1, 1024)):
-        monkeypatch.setattr(lm_train, "CHUNK_TOKENS", chunk)
-        monkeypatch.setattr(lm_train, "BUCKET_ROWS", bucket)
-        monkeypatch.setattr(lm_train, "LINES_AT_ONCE", at_once)
+    for chunk, bucket, at_once in ((50, 20, 3), (1, 30, 1), (10000, 5, 1024)):
+        monkeypatch.setattr(lm_counts, "CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(lm_counts, "BUCKET_ROWS", bucket)
+        monkeypatch.setattr(lm_counts, "LINES_AT_ONCE", at_once)
         (tmp_path / "one").write_text("".join(f"{line}\n" for line in lines[:20]))
         (tmp_path / "two.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines[20:]).encode()))
         train_lm([tmp_path / "one", tmp_path / "two.gz"], TOKENIZER, tmp_path / f"{chunk}.lm", 4)

@@ -8,36 +8,26 @@ h' the context h without its first token:
 
 and below the unigrams p is uniform over the tokens that occur, <unk> and </s>.
 
-The text is encoded once, in chunks on the disk that hold whole sentences. Beside each token stands the node of the
-n-gram that ends there. An n-gram one longer is that node at the token before, and the token: one number, whatever the
-order. So each order takes one pass, which sorts the numbers of each chunk, merges the sorted runs bucket by bucket, and
-finds the suffix links on the way. Memory stays flat: all that grows is in mapped files.
+lm_counts.py counts; here are the discounts and the probabilities. Memory stays flat: all that grows is in mapped files.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.progress import Progress
 
+from nmla.decoding import lm_counts
 from nmla.decoding.arpa import write_lm
+from nmla.decoding.lm_counts import Array, Counts, blocks, new_map
 from nmla.decoding.ngram_lm import MAX_ORDER, NEVER, NgramLM, check_output, header_of
-from nmla.errors import DataError, UsageError
+from nmla.errors import UsageError
 from nmla.files import clear_directory, kept_directory, new_file
 from nmla.progress import progress_bar, say
-from nmla.text.lines import decode_lines, open_text, position, require_file
 from nmla.text.tokenizer import BOS, EOS, UNK, Tokenizer
 
-CHUNK_TOKENS = 1 << 22  # sorted at once
-BUCKET_ROWS = 1 << 22  # n-grams merged or estimated at once; with the chunks this takes some hundred megabytes
-SAMPLES = 1 << 10  # numbers of each run by which buckets are made about equal
-LINES_AT_ONCE = 1024
 FALLBACK = (0.0, 0.5, 1.0, 1.5)  # discounts for counts of 0, 1, 2, and 3 and more, where the text cannot tell
 LEAST = 1e-100  # instead of 0, of which there is no logarithm
-Array = npt.NDArray[Any]
 
 
 def train_lm(texts: Sequence[Path], tokenizer: Tokenizer, output: Path, order: int = 4) -> NgramLM:
@@ -48,14 +38,14 @@ def train_lm(texts: Sequence[Path], tokenizer: Tokenizer, output: Path, order: i
     check_output(output, tokenizer)
     if not 1 <= order <= MAX_ORDER:
         raise UsageError(f"order must be from 1 to {MAX_ORDER}, but is {order}")
-    with kept_directory(output) as work, progress_bar() as bar:
+    with kept_directory(output) as work:
         clear_directory(work)  # of what a killed run left
         try:
-            counts = _Counts(work, tokenizer.vocab_size)
-            counts.add_text(texts, tokenizer, bar)
-            for k in range(2, order + 1):
-                counts.add_order(k, last=k == order, bar=bar)
-            with new_file(output if output.suffix == ".lm" else work / "model.lm") as compact:
+            with new_file(output if output.suffix == ".lm" else work / "model.lm") as compact, progress_bar() as bar:
+                counts = Counts(work, tokenizer.vocab_size)
+                counts.add_text(texts, tokenizer, bar)
+                for k in range(2, order + 1):
+                    counts.add_order(k, last=k == order, bar=bar)
                 lm = NgramLM.empty(counts.sizes, compact, header_of(counts.sizes, tokenizer))
                 _estimate(lm, counts, work, bar)
             if output.suffix != ".lm":
@@ -65,139 +55,7 @@ def train_lm(texts: Sequence[Path], tokenizer: Tokenizer, output: Path, order: i
     return NgramLM.load(output, tokenizer) if output.suffix == ".lm" else lm
 
 
-class _Counts:
-    """The different n-grams of each order: how often each occurs, and which one it ends in."""
-
-    def __init__(self, work: Path, vocab_size: int) -> None:
-        self._work, self._vocab_size = work, vocab_size
-        self.sizes = [vocab_size]
-        self.unigrams = np.zeros(vocab_size, np.int64)
-        self._chunks = 0
-
-    def add_text(self, texts: Sequence[Path], tokenizer: Tokenizer, bar: Progress) -> None:
-        """Write the sentences as chunks of tokens, with the nodes of unigrams beside them."""
-        held: list[Array] = []
-        size = 0
-        for ids in _encode(texts, tokenizer, bar):
-            held.append(ids)
-            size += len(ids)
-            if size >= CHUNK_TOKENS:
-                self._write_chunk(held)
-                held, size = [], 0
-        if size:
-            self._write_chunk(held)
-        if not self._chunks:
-            names = ", ".join(map(str, texts))
-            raise DataError(f"{names}: there must be at least one sentence to learn from, but there is none")
-
-    def _write_chunk(self, parts: list[Array]) -> None:
-        tokens = np.concatenate(parts)
-        self.unigrams += np.bincount(tokens, minlength=self._vocab_size)
-        self._save(tokens, "tokens", self._chunks)
-        self._save(tokens + np.uint32(1), "nodes", self._chunks)
-        self._chunks += 1
-
-    def add_order(self, order: int, last: bool, bar: Progress) -> None:
-        """Count the n-grams of the next order; unless it is the last, let their nodes stand beside the tokens."""
-        task = bar.add_task(f"counting {order}-grams", total=3 * self._chunks)
-        for chunk in range(self._chunks):
-            self._count_chunk(chunk, last)
-            bar.advance(task)
-        first = 1 + sum(self.sizes)
-        self.sizes.append(self._merge(order))
-        bar.advance(task, self._chunks)
-        keys = self.keys(order)
-        for chunk in range(self._chunks):
-            if not last:
-                ranks = self._load("ranks", chunk)
-                nodes = first + np.searchsorted(keys, self._load("keys", chunk))
-                self._save(np.append(nodes, 0)[ranks].astype(np.uint32), "nodes", chunk)  # rank -1 becomes node 0
-            bar.advance(task)
-
-    def _count_chunk(self, chunk: int, last: bool) -> None:
-        """Write a sorted run of the different n-grams of a chunk, and which of them ends at each token."""
-        tokens, nodes = self._load("tokens", chunk), self._load("nodes", chunk)
-        ends = 1 + np.flatnonzero((nodes[:-1] > 0) & (tokens[1:] != BOS))
-        keys = nodes[ends - 1].astype(np.int64) * self._vocab_size + tokens[ends]
-        sort = np.argsort(keys)
-        keys = keys[sort]
-        starts = _starts(keys)
-        self._save(keys[starts], "keys", chunk)
-        self._save(np.diff(starts, append=len(keys)), "counts", chunk)
-        self._save(nodes[ends[sort[starts]]], "suffixes", chunk)
-        if not last:
-            ranks = np.full(len(tokens), -1, np.int32)
-            ranks[ends[sort]] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(keys)))
-            self._save(ranks, "ranks", chunk)
-
-    def _merge(self, order: int) -> int:
-        """Join the runs of all chunks, a range of keys at a time; returns the number of different n-grams."""
-        runs = [[self._load(name, chunk) for name in ("keys", "counts", "suffixes")] for chunk in range(self._chunks)]
-        samples = np.sort(np.concatenate([keys[:: len(keys) // SAMPLES + 1] for keys, _, _ in runs]))
-        buckets = sum(len(keys) for keys, _, _ in runs) // BUCKET_ROWS + 1
-        splits: Array = samples[[len(samples) * bucket // buckets for bucket in range(1, buckets)]]
-        bounds = [[0, *np.searchsorted(keys, splits).tolist(), len(keys)] for keys, _, _ in runs]
-        size = 0
-        with (
-            self._path("keys", order).open("wb") as all_keys,
-            self._path("counts", order).open("wb") as all_counts,
-            self._path("suffixes", order).open("wb") as all_suffixes,
-        ):
-            for bucket in range(buckets):
-                parts = [
-                    [column[bound[bucket] : bound[bucket + 1]] for column in run]
-                    for run, bound in zip(runs, bounds, strict=True)
-                ]
-                keys, counts, suffixes = (np.concatenate(column) for column in zip(*parts, strict=True))
-                sort = np.argsort(keys)
-                keys = keys[sort]
-                starts = _starts(keys)
-                keys[starts].tofile(all_keys)
-                np.add.reduceat(counts[sort], starts).tofile(all_counts) if len(starts) else None
-                suffixes[sort[starts]].tofile(all_suffixes)
-                size += len(starts)
-        return size
-
-    def keys(self, order: int) -> Array:
-        """context * vocab_size + token of the n-grams of an order, ascending: they are sorted by tokens."""
-        return _map(self._path("keys", order), np.int64)
-
-    def raw(self, order: int) -> Array:
-        """How often each occurs."""
-        return self.unigrams if order == 1 else _map(self._path("counts", order), np.int64)
-
-    def suffixes(self, order: int) -> Array:
-        return _map(self._path("suffixes", order), np.uint32)
-
-    def _path(self, name: str, order: int) -> Path:
-        return self._work / f"{name}-of-{order}"
-
-    def _save(self, values: Array, name: str, chunk: int) -> None:
-        np.save(self._work / f"{name}-{chunk:06d}.npy", values)
-
-    def _load(self, name: str, chunk: int) -> Array:
-        return np.load(self._work / f"{name}-{chunk:06d}.npy", mmap_mode="r")
-
-
-def _encode(texts: Sequence[Path], tokenizer: Tokenizer, bar: Progress) -> Iterator[Array]:
-    """The tokens of all sentences, some at a time, each with its <s> and </s>."""
-    for path in texts:
-        require_file(path)
-    total = sum(path.stat().st_size for path in texts)
-    task = bar.add_task("encoding", total=total or None)
-    before = 0
-    for path in texts:
-        with open_text(path) as file:
-            lines = decode_lines(file, str(path))
-            while batch := list(islice(lines, LINES_AT_ONCE)):
-                sentences = [ids for ids in tokenizer.encode_batch(batch) if ids]
-                flat = chain.from_iterable((BOS, *ids, EOS) for ids in sentences)
-                yield np.fromiter(flat, np.uint32)
-                bar.update(task, completed=before + position(file))
-            before += position(file)
-
-
-def _estimate(lm: NgramLM, counts: _Counts, work: Path, bar: Progress) -> None:
+def _estimate(lm: NgramLM, counts: Counts, work: Path, bar: Progress) -> None:
     """Fill an empty model, order by order."""
     task = bar.add_task("estimating", total=sum(lm.sizes))
     lm.tokens[1 : lm.first(2)] = np.arange(lm.vocab_size)
@@ -217,12 +75,12 @@ def _estimate(lm: NgramLM, counts: _Counts, work: Path, bar: Progress) -> None:
         if order == 1:
             adjusted = np.where(np.arange(lm.vocab_size) == BOS, 0, adjusted)
         discounts = _discounts(adjusted, order)
-        probs = _new_map(work / f"probs-of-{order}", np.float64, lm.sizes[order - 1])
+        probs = new_map(work / f"probs-of-{order}", np.float64, lm.sizes[order - 1])
         if order == 1:
             probs[:], lm.backoffs[0] = _unigrams(adjusted, discounts), 0
         for first, end in _parent_blocks(lm, order) if order > 1 else ():
             _interpolate(lm, order, slice(first, end), adjusted, discounts, probs, lower)
-        for block in _blocks(here.start, here.stop):
+        for block in blocks(here.start, here.stop):
             some = probs[block.start - here.start : block.stop - here.start]
             lm.log_probs[block] = np.log(np.maximum(some, LEAST))
             bar.advance(task, block.stop - block.start)
@@ -230,24 +88,24 @@ def _estimate(lm: NgramLM, counts: _Counts, work: Path, bar: Progress) -> None:
     lm.log_probs[1 + BOS] = NEVER
 
 
-def _link(lm: NgramLM, counts: _Counts, order: int) -> None:
+def _link(lm: NgramLM, counts: Counts, order: int) -> None:
     """Write tokens and suffixes of an order, and where the children of the order below begin."""
     keys, suffixes, start = counts.keys(order), counts.suffixes(order), lm.first(order)
-    for block in _blocks(0, len(keys)):
+    for block in blocks(0, len(keys)):
         there = slice(start + block.start, start + block.stop)
         lm.tokens[there] = keys[block] % lm.vocab_size
         lm.suffixes[there] = suffixes[block]
-    for block in _blocks(lm.first(order - 1), start):
+    for block in blocks(lm.first(order - 1), start):
         contexts = np.arange(block.start, block.stop, dtype=np.int64)
         lm.children[block] = start + np.searchsorted(keys, contexts * lm.vocab_size)
     lm.children[start] = start + len(keys)  # the next order writes the same
 
 
-def _preceding(counts: _Counts, order: int, lm: NgramLM, work: Path) -> Array:
+def _preceding(counts: Counts, order: int, lm: NgramLM, work: Path) -> Array:
     """How many different tokens come before each n-gram: so many n-grams one longer end in it."""
-    found = _new_map(work / f"adjusted-of-{order}", np.int64, lm.sizes[order - 1])
+    found = new_map(work / f"adjusted-of-{order}", np.int64, lm.sizes[order - 1])
     suffixes, start = counts.suffixes(order + 1), lm.first(order)
-    for block in _blocks(0, len(suffixes)):
+    for block in blocks(0, len(suffixes)):
         ends, often = np.unique(suffixes[block], return_counts=True)
         found[ends - np.uint32(start)] += often
     return found
@@ -256,7 +114,7 @@ def _preceding(counts: _Counts, order: int, lm: NgramLM, work: Path) -> Array:
 def _discounts(adjusted: Array, order: int) -> Array:
     """What to take from counts of 0, 1, 2, and 3 and more (Chen and Goodman 1998, equation 26)."""
     n = np.zeros(5)
-    for block in _blocks(0, len(adjusted)):
+    for block in blocks(0, len(adjusted)):
         n += np.bincount(np.minimum(adjusted[block], 5), minlength=6)[:5]
     if n[1:4].all():
         y = n[1] / (n[1] + 2 * n[2])
@@ -299,34 +157,13 @@ def _interpolate(
 
 
 def _parent_blocks(lm: NgramLM, order: int) -> Iterator[tuple[int, int]]:
-    """Ranges of contexts that have about BUCKET_ROWS n-grams each, and are no more than that themselves."""
-    for block in _blocks(lm.first(order - 1), lm.first(order)):
+    """Ranges of contexts that have about lm_counts.BUCKET_ROWS n-grams each, and are no more than that themselves."""
+    for block in blocks(lm.first(order - 1), lm.first(order)):
         bounds = lm.children[block.start : block.stop + 1]
-        wanted = np.arange(bounds[0] + BUCKET_ROWS, bounds[-1], BUCKET_ROWS)
+        wanted = np.arange(bounds[0] + lm_counts.BUCKET_ROWS, bounds[-1], lm_counts.BUCKET_ROWS)
         ends = np.unique([*np.searchsorted(bounds, wanted), len(bounds) - 1])
         first = 0
         for end in ends.tolist():
             if end > first:
                 yield block.start + first, block.start + end
                 first = end
-
-
-def _blocks(start: int, stop: int) -> Iterator[slice]:
-    for first in range(start, stop, BUCKET_ROWS):
-        yield slice(first, min(first + BUCKET_ROWS, stop))
-
-
-def _starts(keys: Array) -> Array:
-    """Where in a sorted array each value stands first."""
-    return np.flatnonzero(np.concatenate([[True] * bool(len(keys)), keys[1:] != keys[:-1]]))
-
-
-def _map(path: Path, dtype: type[np.generic]) -> Array:
-    if not path.stat().st_size:
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
-
-
-def _new_map(path: Path, dtype: type[np.generic], size: int) -> Array:
-    """Zeros in a new file."""
-    return np.memmap(path, dtype, "w+", shape=(size,)) if size else np.empty(0, dtype)

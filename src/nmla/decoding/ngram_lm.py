@@ -56,8 +56,7 @@ class NgramLM:
     @classmethod
     def empty(cls, sizes: Sequence[int], path: Path | None = None, header: bytes = b"") -> "NgramLM":
         """A model to be filled: in memory, or in the new compact file `path`."""
-        if sum(sizes) >= MAX_NODES:
-            raise DataError(f"a language model must have fewer than {MAX_NODES} n-grams, but has {sum(sizes)}")
+        check_sizes(sizes)
         if path is None:
             return cls(tuple(sizes), *(np.zeros(size, dtype) for size, dtype in _arrays(sizes)))
         path.write_bytes(header)
@@ -155,6 +154,11 @@ def check_output(path: Path, tokenizer: Tokenizer) -> None:
     for piece in map(tokenizer.piece, range(tokenizer.vocab_size if path.suffix != ".lm" else 0)):
         if SPACES & set(piece):
             raise DataError(f"words in {path} must not hold white space, but {piece!r} does; write a .lm file")
+
+
+def check_sizes(sizes: Sequence[int]) -> None:
+    if sum(sizes) >= MAX_NODES:
+        raise DataError(f"a language model must have fewer than {MAX_NODES} n-grams, but has {sum(sizes)}")
 
 
 def header_of(sizes: Sequence[int], tokenizer: Tokenizer) -> bytes:
