@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -50,6 +51,9 @@ TEACHER = (
 )
 
 
+LM = ("lm train", "lm convert")
+
+
 @pytest.fixture(scope="module")
 def examples(desk):
     """Each command's example, run in turn: they build on each other."""
@@ -62,7 +66,7 @@ def examples(desk):
             capture_output=True,
             text=True,
         )
-        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo")
+        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LM, "tune")
     }
 
 
@@ -73,10 +77,10 @@ def test_example_in_the_help_runs(examples, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_the_example(name, desk):
-    done = nmla(name, "--help", cwd=desk)
+    done = nmla(*name.split(), "--help", cwd=desk)
     assert done.returncode == 0
     assert COMMANDS[name].example in done.stdout.decode()
-    assert shlex.split(COMMANDS[name].example)[:2] == ["nmla", name]
+    assert " ".join(shlex.split(COMMANDS[name].example)).startswith(f"nmla {name} ")
 
 
 def test_commands_print_data_on_stdout(examples, desk):
@@ -86,6 +90,8 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert len((desk / "output.de").read_text().splitlines()) == 100
     assert examples["score"].stdout.startswith("BLEU\t")
     assert "nrefs:1|case:mixed" in examples["score"].stdout
+    assert examples["lm train"].stdout.startswith("1-grams\t300\n2-grams\t")
+    assert examples["lm convert"].stdout == examples["lm train"].stdout
 
 
 def test_score_of_a_model_tells_its_entropy(examples, desk):
@@ -154,6 +160,9 @@ def test_long_line_is_told(copy_run, tmp_path):
 PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", "valid.de", "--vocab-size", "300")
 
 
+LM_TRAIN = ("lm", "train", "--tokenizer", "nowhere")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -179,6 +188,8 @@ PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", 
         (("score", "--reference", "."), 2, "must be a file, but is a directory"),
         (("demo", "train.step=5"), 2, "did you mean train.steps?"),
         (("demo", "--output", "."), 2, "must be empty or an earlier demo"),
+        ((*LM_TRAIN, "--text", "train.de", "--output", "new.lm"), 2, "nowhere: must be a file, but does not exist"),
+        (("lm", "convert", "train.de", "new.lm", "--tokenizer", "valid.de"), 3, "must be a sentencepiece model"),
     ],
 )
 def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
@@ -218,6 +229,23 @@ def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
     assert done.stdout.decode().startswith("train_pairs\t100\n")
 
 
+def test_language_model_has_bars_on_a_terminal_too(digits, tmp_path):
+    import pty
+
+    terminal, stderr = pty.openpty()
+    files = ["--tokenizer", digits / "corpus", "--text", digits / "valid.txt", "--output", tmp_path / "new.arpa"]
+    command = [sys.executable, "-m", "nmla.cli", "lm", "train", *map(str, files)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    shown = ""
+    with contextlib.suppress(OSError):  # which comes when all is read
+        while True:
+            shown += os.read(terminal, 100_000).decode(errors="replace")
+    assert done.returncode == 0, shown
+    assert all(step in shown for step in ("encoding", "counting 4-grams", "estimating", "writing"))
+    assert done.stdout.decode().startswith("1-grams\t16\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -225,6 +253,8 @@ def test_terminal_gets_a_bar_and_stdout_stays_clean(digits, tmp_path):
         (("translate",), "nmla translate: the following arguments are required: --model; see nmla translate --help"),
         ((*PREPARE, "--output", "new", "--vocab-size", "x"), "argument --vocab-size: invalid int value: 'x'"),
         (("trian",), "invalid choice: 'trian'"),
+        (("lm",), "nmla lm: the following arguments are required: COMMAND; see nmla lm --help"),
+        (("lm", "tell"), "invalid choice: 'tell'"),
     ],
 )
 def test_wrong_command_line_is_one_line_too(desk, arguments, message):

@@ -6,10 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nmla import __version__
 from nmla.errors import NmlaError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from nmla.decoding.ngram_lm import NgramLM
+    from nmla.text.tokenizer import Tokenizer
 
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -96,7 +100,7 @@ def run_translate(args: argparse.Namespace) -> None:
     from nmla.text.lines import arriving, decode_lines, open_text
 
     options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
-    translator = Translator.load(args.model)
+    translator = Translator.load(args.model, args.lm)
     with ExitStack() as held:
         output = held.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
         for path in args.files or [None]:
@@ -131,7 +135,7 @@ def run_score(args: argparse.Namespace) -> None:
 
         texts = read_lines(args.source)
         options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
-        translations = Translator.load(args.model).translate_batch(texts, **options, return_scores=True)
+        translations = Translator.load(args.model, args.lm).translate_batch(texts, **options, return_scores=True)
         hypotheses = [translation.text for translation in translations]
     else:
         hypotheses = list(stdin_lines())
@@ -149,6 +153,41 @@ def run_score(args: argparse.Namespace) -> None:
     print(f"length ratio\t{scores.length_ratio:.3f}")
     if args.model is not None:
         print(f"entropy\t{mean_entropy(translations):.3f}\tnats per output position")
+
+
+def run_tune(args: argparse.Namespace) -> None:
+    from nmla.config import Decoding
+    from nmla.decoding.translator import Translator, save_decoding
+    from nmla.errors import DataError
+    from nmla.evaluation.tune import picture, tune
+    from nmla.files import write_text
+    from nmla.models.pretrained import LANGUAGE_MODEL
+    from nmla.text.lines import read_lines
+
+    sources = read_lines(args.source)
+    references = [read_lines(path) for path in args.reference]
+    for path, reference in zip(args.reference, references, strict=True):
+        if len(reference) != len(sources):
+            raise DataError(f"{path} must have one line per source, but has {len(reference)} for {len(sources)}")
+    if not sources:
+        raise DataError(f"{args.source}: must hold at least one line, but is empty")
+    translator = Translator.load(args.model, args.lm)
+    translator.decoding = Decoding()
+    tried = tune(translator, sources, references, beam_size=args.beam_size)
+    print("beam_size\tblank_penalty\talpha\tbeta\tBLEU\tchrF\tlength ratio")
+    for one in tried:
+        settings = one.decoding
+        weights = f"{settings.beam_size}\t{settings.blank_penalty:g}\t{settings.alpha:g}\t{settings.beta:g}"
+        print(f"{weights}\t{one.scores.bleu:.2f}\t{one.scores.chrf:.2f}\t{one.scores.length_ratio:.3f}")
+    if args.picture is not None:
+        write_text(args.picture, picture(tried))
+    best = tried[0].decoding
+    if best.alpha and args.lm is not None and translator.lm is not None:
+        aside = args.model / f".{LANGUAGE_MODEL}"
+        translator.lm.save(aside, translator.tokenizer)
+        aside.replace(args.model / LANGUAGE_MODEL)
+    save_decoding(best, args.model)
+    print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
 
 
 def run_average(args: argparse.Namespace) -> None:
@@ -180,6 +219,30 @@ def run_average(args: argparse.Namespace) -> None:
     print(args.output)
 
 
+def run_lm_train(args: argparse.Namespace) -> None:
+    from nmla.decoding.lm_train import train_lm
+
+    _tell_lm(train_lm(args.text, _tokenizer(args.tokenizer), args.output, args.order))
+
+
+def run_lm_convert(args: argparse.Namespace) -> None:
+    from nmla.decoding.arpa import convert_lm
+
+    _tell_lm(convert_lm(args.input, args.output, _tokenizer(args.tokenizer)))
+
+
+def _tokenizer(path: Path) -> "Tokenizer":
+    from nmla.data.corpus import TOKENIZER
+    from nmla.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path / TOKENIZER if path.is_dir() else path)
+
+
+def _tell_lm(lm: "NgramLM") -> None:
+    for order, size in enumerate(lm.sizes, start=1):
+        print(f"{order}-grams\t{size}")
+
+
 @dataclass(frozen=True)
 class Command:
     help: str
@@ -194,10 +257,17 @@ TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
 DECODING_OPTIONS: dict[str, dict[str, Any]] = {
     "--beam-size": {"type": int, "help": "translations that a search weighs (default: 1, no search)"},
     "--num-hypotheses": {"type": int, "help": "translations that are told, in jsonl (default: 1)"},
-    "--beta": {"type": float, "help": "weight of the logarithm of the length in a CTC model's search (default: 0)"},
-    "--blank-penalty": {"type": float, "help": "above 0, a CTC model's outputs get longer (default: 0, or as tuned)"},
+    "--lm": {"type": Path, "help": "a language model for a CTC model's search (default: the model's own, if any)"},
+    "--alpha": {"type": float, "help": "its weight (default: 0)"},
+    "--beta": {"type": float, "help": "weight of the logarithm of the length in that search (default: 0)"},
+    "--blank-penalty": {"type": float, "help": "above 0, a CTC model's outputs get longer (default: 0)"},
 }
-DECODING = ("beam_size", "num_hypotheses", "beta", "blank_penalty", "fast")  # those that go to the translator
+DECODING = ("beam_size", "num_hypotheses", "alpha", "beta", "blank_penalty", "fast")  # those that go to the translator
+LM_OPTIONS: dict[str, dict[str, Any]] = {
+    "--tokenizer": {"type": Path, "required": True, "help": "a corpus, model or tokenizer.model: whose vocabulary"},
+}
+LM_OUTPUT = {"type": Path, "help": "what to write: ARPA if it ends in .arpa or .arpa.gz, compact if in .lm"}
+GROUPS = {"lm": "make a language model, or change its form"}  # of commands of two words
 
 COMMANDS = {
     "demo": Command(
@@ -314,6 +384,24 @@ COMMANDS = {
             },
         },
     ),
+    "tune": Command(
+        "find the decoding of a CTC model that scores best on a validation set, and keep it with the model",
+        "nmla tune --model runs/mine/finetune/model --source valid.en --reference valid.de --picture tuned.svg",
+        run_tune,
+        {
+            "--model": {"type": Path, "required": True, "help": "a model directory; it gets decoding.json"},
+            "--source": {"type": Path, "required": True, "help": "the validation set, one sentence a line"},
+            "--reference": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "its translations; give it again for more references",
+            },
+            "--beam-size": {"type": int, "default": 1, "help": "also tune a search of this size (default: 1, none)"},
+            "--lm": {"type": Path, "help": "a language model for the search; it is copied to the model if it helps"},
+            "--picture": {"type": Path, "help": "an SVG of all that was tried"},
+        },
+    ),
     "score": Command(
         "score translations on standard input, or a model's of a source file",
         "nmla score --reference valid.de < output.de",
@@ -327,7 +415,33 @@ COMMANDS = {
             },
             "--model": {"type": Path, "help": "translate --source with this model, and tell its entropy too"},
             "--source": {"type": Path, "help": "what --model translates"},
-            **{name: DECODING_OPTIONS[name] for name in ("--beam-size", "--beta", "--blank-penalty")},
+            **{name: option for name, option in DECODING_OPTIONS.items() if name != "--num-hypotheses"},
+        },
+    ),
+    "lm train": Command(
+        "estimate an n-gram language model from text (interpolated modified Kneser-Ney)",
+        "nmla lm train --tokenizer corpora/mine --text train.de --output lm.arpa.gz",
+        run_lm_train,
+        {
+            **LM_OPTIONS,
+            "--text": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "one sentence a line; may end in .gz, .xz or .zst. Give it again for more files",
+            },
+            "--output": {**LM_OUTPUT, "required": True},
+            "--order": {"type": int, "default": 4, "help": "the longest n-grams (default: 4)"},
+        },
+    ),
+    "lm convert": Command(
+        "write a language model in the other form",
+        "nmla lm convert lm.arpa.gz lm.lm --tokenizer corpora/mine",
+        run_lm_convert,
+        {
+            "input": {"type": Path, "help": "a language model, of any program's if it is ARPA"},
+            "output": LM_OUTPUT,
+            **LM_OPTIONS,
         },
     ),
 }
@@ -344,9 +458,15 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"nmla {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = {"": commands}
     for name, command in COMMANDS.items():
-        sub = commands.add_parser(
-            name,
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            about = GROUPS[group]
+            of_group = commands.add_parser(group, help=about, description=about[0].upper() + about[1:] + ".")
+            groups[group] = of_group.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        sub = groups[group].add_parser(
+            word,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
             epilog=f"example:\n  {command.example}",
@@ -354,6 +474,7 @@ def parser() -> argparse.ArgumentParser:
         )
         for option, details in command.options.items():
             sub.add_argument(option, **details)
+        sub.set_defaults(command=name)
     return top
 
 

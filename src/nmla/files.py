@@ -23,17 +23,24 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` in one step: aside, synced, renamed."""
+    with new_file(path) as aside:
+        aside.write_bytes(data)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield an empty file beside `path` that replaces `path` when the block ends well, else disappears."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    aside = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
+        _sync(aside)
         os.chmod(aside, 0o644)  # mkstemp makes it private
         os.replace(aside, path)
     except BaseException:
-        os.unlink(aside)
+        aside.unlink()
         raise
     _sync(path.parent)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nmla.decoding.argmax import Hypothesis
+from nmla.decoding.ngram_lm import NgramLM
 
 _NONE = -np.inf
 
@@ -33,7 +34,7 @@ class BeamSearch:
     top_k: int = 20  # tokens that may follow at each position, beside the blank
     alpha: float = 0.0  # weight of the language model
     beta: float = 0.0  # weight of the logarithm of the length
-    lm: Any = None  # an NgramLM
+    lm: NgramLM | None = None
 
     def __post_init__(self) -> None:
         for name in ("beam_size", "top_k"):
@@ -75,7 +76,7 @@ class BeamSearch:
             return list(threads.map(search, range(len(array))))
 
 
-def _arrays(lm: Any) -> tuple[Any, ...]:
+def _arrays(lm: NgramLM | None) -> tuple[Any, ...]:
     """What the search reads of a language model; without one, arrays that are never read."""
     if lm is None:
         nothing = np.zeros(2, np.int64)

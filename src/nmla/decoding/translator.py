@@ -19,9 +19,11 @@ from nmla.config import Decoding, ModelConfig
 from nmla.data.batching import pad
 from nmla.decoding.argmax import Hypothesis, argmax_decode
 from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
+from nmla.decoding.ngram_lm import NgramLM
 from nmla.errors import DataError, UsageError
+from nmla.files import write_text
 from nmla.models.autoregressive import AutoregressiveTransformer
-from nmla.models.pretrained import DECODING, FILES, load_model, save_model
+from nmla.models.pretrained import DECODING, FILES, LANGUAGE_MODEL, load_model, save_model
 from nmla.models.transformer import Transformer, copied_state
 from nmla.text.tokenizer import BLANK, EOS, PAD, Tokenizer
 
@@ -64,30 +66,38 @@ class Translator(ModelHubMixin):
     """
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, decoding: Decoding | None = None, lm: Any = None
+        self, model: Transformer, tokenizer: Tokenizer, decoding: Decoding | None = None, lm: NgramLM | None = None
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.decoding = decoding or Decoding()  # what is done unless a call says otherwise
-        self.lm = lm  # an NgramLM, for beam search
+        self.lm = lm  # for beam search
         self._writer: CTranslator | None = None  # an autoregressive model's weights as they are now
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, directory: str | Path) -> "Translator":
-        """The translator of a model directory, with the decoding that was tuned for it, if any was."""
-        model, tokenizer = load_model(Path(directory))
-        return cls(model.eval(), tokenizer, _load_decoding(Path(directory)))
+    def load(cls, directory: str | Path, lm: str | Path | None = None) -> "Translator":
+        """The translator of a model directory, with the decoding and language model that were tuned for it, if any.
+
+        `lm` is another language model, in one of the forms that `nmla lm train` writes.
+        """
+        directory = Path(directory)
+        model, tokenizer = load_model(directory)
+        path = Path(lm) if lm is not None else directory / LANGUAGE_MODEL
+        language_model = NgramLM.load(path, tokenizer) if lm is not None or path.exists() else None
+        return cls(model.eval(), tokenizer, _load_decoding(directory), language_model)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_model(self.model, self.tokenizer, save_directory)
         if self.decoding != Decoding():
             save_decoding(self.decoding, save_directory)
+        if self.lm is not None:
+            self.lm.save(save_directory / LANGUAGE_MODEL, self.tokenizer)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **download: Any) -> "Translator":
         if not Path(model_id).is_dir():
-            model_id = snapshot_download(model_id, allow_patterns=[*FILES, DECODING], **download)
+            model_id = snapshot_download(model_id, allow_patterns=[*FILES, DECODING, LANGUAGE_MODEL], **download)
         return cls.load(model_id)
 
     def translate(self, text: str, **options: Any) -> str:
@@ -106,8 +116,21 @@ class Translator(ModelHubMixin):
         if self.model.config.family == "autoregressive":
             done = iter(self._write(flat, settings))
         else:
-            done = iter(self._fill(flat, settings))
+            done = iter(self._fill_each(flat, [settings])[0])
         return [_join([next(done) for _ in of_text], of_text, text) for of_text, text in zip(parts, texts, strict=True)]
+
+    def translate_each(self, texts: Sequence[str], tried: Sequence[Decoding]) -> list[list[str]]:
+        """The texts' translations under each of several settings, with one pass of the network for all of them."""
+        if self.model.config.family not in ("ctc", "sctc"):
+            raise UsageError(f"decoding is tuned for ctc and sctc models, but this is {self.model.config.family}")
+        settings = [self._checked(one) for one in tried]
+        parts = [self._parts(text) for text in texts]
+        flat = [part for of_text in parts for part in of_text]
+        done = [iter(one) for one in self._fill_each(flat, settings)]
+        return [
+            [_join([next(of) for _ in part], part, text).text for part, text in zip(parts, texts, strict=True)]
+            for of in done
+        ]
 
     def translate_iterable(self, texts: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translations of a stream of any length, in order, some lines at a time."""
@@ -169,13 +192,16 @@ class Translator(ModelHubMixin):
 
     # Models that write all words at once.
 
-    def _fill(self, sentences: list[list[int]], settings: Decoding) -> list[Translation]:
-        done: dict[int, Translation] = {}
-        for rows, size, width in self._groups([len(sentence) for sentence in sentences], settings):
+    def _fill_each(self, sentences: list[list[int]], tried: list[Decoding]) -> list[list[Translation]]:
+        """All sentences' translations, under each of the settings, which agree on batches."""
+        done: list[dict[int, Translation]] = [{} for _ in tried]
+        for rows, size, width in self._groups([len(sentence) for sentence in sentences], tried[0]):
             # Sentences that are not there are stood in for, so that the shape is always the same.
             group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
-            done.update(zip(rows, self._translate(group, len(rows), width, settings), strict=True))
-        return [done[row] for row in range(len(sentences))]
+            logits, lengths = self._logits(group, len(rows), width)
+            for of, settings in zip(done, tried, strict=True):
+                of.update(zip(rows, self._decode(logits, lengths, group, settings), strict=True))
+        return [[of[row] for row in range(len(sentences))] for of in done]
 
     def _groups(self, lengths: list[int], settings: Decoding) -> Iterator[tuple[list[int], int, int]]:
         """Rows that are translated together, as how many, and padded to which length.
@@ -199,15 +225,18 @@ class Translator(ModelHubMixin):
                 yield rows[start : start + size], size, width
 
     @torch.inference_mode()
-    def _translate(self, group: list[list[int]], real: int, width: int, settings: Decoding) -> list[Translation]:
+    def _logits(self, group: list[list[int]], real: int, width: int) -> tuple[Tensor, Tensor]:
         source, source_lengths = pad(group)
         source = F.pad(source, (0, width - source.shape[1]), value=PAD).to(self._device)
         logits, lengths, *_ = self.model(source, source_lengths.to(self._device))
-        logits, lengths = logits[:real].float(), lengths[:real].cpu()
+        return logits[:real].float(), lengths[:real].cpu()
+
+    @torch.inference_mode()
+    def _decode(self, logits: Tensor, lengths: Tensor, group: list[list[int]], settings: Decoding) -> list[Translation]:
         # One token a position: what collapses is a blank, should a fixed-length model have learned to write it.
         collapse = "ctc" if self.model.config.family == "ctc" else "sctc"
-        if settings.blank_penalty:
-            logits[..., BLANK] -= settings.blank_penalty
+        blank = logits[..., BLANK].clone()
+        logits[..., BLANK] -= settings.blank_penalty
         if settings.beam_size > 1:
             from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
 
@@ -217,10 +246,12 @@ class Translator(ModelHubMixin):
             )
         else:
             found = [[one] for one in argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)]
-        return [
+        told = [
             self._told(of, row[:used], sentence, settings)
             for of, row, used, sentence in zip(found, logits, lengths.tolist(), group, strict=False)
         ]
+        logits[..., BLANK] = blank  # for who decodes them again
+        return told
 
     def _told(self, found: list[Hypothesis], logits_TV: Tensor, sentence: list[int], settings: Decoding) -> Translation:
         """The translation of a sentence, and if wanted what the model thought of it: sentence by sentence, for
@@ -344,9 +375,7 @@ def _join(parts: list[Translation], sources: list[list[int]], text: str) -> Tran
 
 
 def save_decoding(decoding: Decoding, directory: Path) -> None:
-    """Keep settings beside a model, so that it is decoded so from now on."""
-    from nmla.files import write_text
-
+    """Keep settings beside a model, so that it is decoded like that from now on."""
     changed = {name: value for name, value in asdict(decoding).items() if value != getattr(Decoding(), name)}
     write_text(directory / DECODING, json.dumps(changed, indent=2) + "\n")
 

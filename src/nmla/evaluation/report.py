@@ -123,6 +123,43 @@ def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]])
     return _svg(left + columns * cell + 10, top + len(rows) * cell + 10, "".join(parts), title)
 
 
+Map = tuple[str, str, Sequence[float], str, Sequence[float], Sequence[Sequence[float]]]
+
+
+def surface(label: str, maps: Sequence[Map]) -> str:
+    """An SVG of tables one below the other, each (title, name and values of its rows, of its columns, what is inside),
+    the darker the higher over all of them; the highest is framed."""
+    wide, cell, left, top = 56, 24, 90, 46
+    inside = [value for *_, rows in maps for row in rows for value in row]
+    low, high = min(inside), max(inside)
+    parts = []
+    y = 0
+    for title, row_name, row_values, column_name, column_values, rows in maps:
+        parts.append(f'<text x="0" y="{y + 16}" font-weight="bold">{escape(title)}</text>')
+        for c, value in enumerate(column_values):
+            middle = left + c * wide + wide / 2
+            parts.append(f'<text x="{middle}" y="{y + top - 8}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + top - 8}" text-anchor="end">{escape(column_name)}</text>')
+        for r, (value, row) in enumerate(zip(row_values, rows, strict=True)):
+            line = y + top + r * cell
+            if row_name:
+                named = f"{escape(row_name)} {value:g}"
+                parts.append(f'<text x="{left - 8}" y="{line + 16}" text-anchor="end">{named}</text>')
+            for c, score in enumerate(row):
+                share = (score - low) / ((high - low) or 1.0)
+                shade = ",".join(str(round(255 + (deep - 255) * share)) for deep in (33, 102, 172))
+                frame = ' stroke="#d9822b" stroke-width="2"' if score == high else ""
+                colour = "#fff" if share > 0.6 else "#222"
+                parts.append(
+                    f'<rect x="{left + c * wide}" y="{line}" width="{wide - 2}" height="{cell - 2}" '
+                    f'fill="rgb({shade})"{frame}/><text x="{left + c * wide + wide / 2 - 1}" y="{line + 15}" '
+                    f'text-anchor="middle" fill="{colour}">{score:.1f}</text>'
+                )
+        y += top + len(rows) * cell + 14
+    columns = max(len(column_values) for _, _, _, _, column_values, _ in maps)
+    return _svg(left + columns * wide + 10, y, "".join(parts), label)
+
+
 def _svg(width: float, height: float, content: str, label: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

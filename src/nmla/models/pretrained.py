@@ -27,7 +27,7 @@ from nmla.models.transformer import Transformer
 from nmla.text.tokenizer import Tokenizer
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-DECODING = "decoding.json"  # beside them, if its decoding was tuned
+DECODING, LANGUAGE_MODEL = "decoding.json", "language.lm"  # beside them, if its decoding was tuned
 FILES = (CONFIG, WEIGHTS, TOKENIZER, CARD, MANIFEST)
 FAMILIES: dict[str, type[Transformer]] = {
     "autoregressive": AutoregressiveTransformer,

@@ -82,6 +82,12 @@ def open_text(path: Path) -> io.BufferedReader:
     return io.BufferedReader(_Decompressed(path), buffer_size=1 << 20)
 
 
+def position(file: io.BufferedReader) -> int:
+    """How many bytes of a file that `open_text` opened have been used, as they are on the disk; 0 of a pipe."""
+    raw = file.raw
+    return raw.position() if isinstance(raw, _Decompressed) else 0
+
+
 class _Decompressed(io.RawIOBase):
     """What a file holds; damage becomes a `DataError` that names the file."""
 
@@ -102,6 +108,9 @@ class _Decompressed(io.RawIOBase):
             ) from None
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def position(self) -> int:
+        return self._file.tell() if self._file.seekable() else 0
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,96 @@
+"""The decoding that scores best on a validation set, over a grid, with one pass of the network for all of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import product
+
+from nmla.config import Decoding
+from nmla.decoding.translator import Translator
+from nmla.evaluation.report import surface
+from nmla.evaluation.score import Scores, score
+
+PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
+BETAS = (0.0, 0.5, 1.0, 2.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting and what it came to."""
+
+    decoding: Decoding
+    scores: Scores
+
+
+def tune(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[Sequence[str | None]],
+    *,
+    beam_size: int = 1,
+    penalties: Sequence[float] = PENALTIES,
+    alphas: Sequence[float] = ALPHAS,
+    betas: Sequence[float] = BETAS,
+) -> list[Tried]:
+    """All settings that were tried, best first by BLEU; of equals the one nearest to none at all.
+
+    Without a search (`beam_size` 1) only the blank penalty is there to tune. With one, its weights are tuned too: the
+    blank penalty is tuned without search first, and of it only that best and none are tried with it.
+    """
+    base = replace(translator.decoding, beam_size=1, num_hypotheses=1, alpha=0.0, beta=0.0, return_scores=False)
+    grid = [replace(base, blank_penalty=penalty) for penalty in penalties]
+    tried = _try(translator, sources, references, grid)
+    if beam_size > 1:
+        best = _sorted(tried)[0].decoding.blank_penalty
+        if translator.lm is None:
+            alphas = (0.0,)
+        tried += _try(
+            translator,
+            sources,
+            references,
+            [
+                replace(base, beam_size=beam_size, blank_penalty=penalty, alpha=alpha, beta=beta)
+                for penalty, alpha, beta in product(dict.fromkeys((0.0, best)), alphas, betas)
+            ],
+        )
+    return _sorted(tried)
+
+
+def _try(
+    translator: Translator,
+    sources: Sequence[str],
+    references: Sequence[Sequence[str | None]],
+    grid: Sequence[Decoding],
+) -> list[Tried]:
+    outputs = translator.translate_each(sources, grid)
+    return [Tried(decoding, score(texts, references)) for decoding, texts in zip(grid, outputs, strict=True)]
+
+
+def _sorted(tried: list[Tried]) -> list[Tried]:
+    def key(one: Tried) -> tuple[float, int, float]:
+        settings = one.decoding
+        return -one.scores.bleu, settings.beam_size, abs(settings.blank_penalty) + settings.alpha + abs(settings.beta)
+
+    return sorted(tried, key=key)
+
+
+def picture(tried: Sequence[Tried]) -> str:
+    """An SVG of BLEU over alpha and beta, one map for each blank penalty; without a search, over the penalty alone."""
+    searched = [one for one in tried if one.decoding.beam_size > 1]
+    maps = []
+    if searched:
+        alphas = sorted({one.decoding.alpha for one in searched})
+        betas = sorted({one.decoding.beta for one in searched})
+        for penalty in sorted({one.decoding.blank_penalty for one in searched}):
+            bleu = {
+                (one.decoding.alpha, one.decoding.beta): one.scores.bleu
+                for one in searched
+                if one.decoding.blank_penalty == penalty
+            }
+            rows = [[bleu[alpha, beta] for beta in betas] for alpha in alphas]
+            maps.append((f"BLEU, blank penalty {penalty:g}", "alpha", alphas, "beta", betas, rows))
+    plain = sorted((one for one in tried if one.decoding.beam_size == 1), key=lambda one: one.decoding.blank_penalty)
+    penalties = [one.decoding.blank_penalty for one in plain]
+    maps.append(("BLEU, no search", "", [0.0], "blank penalty", penalties, [[one.scores.bleu for one in plain]]))
+    return surface(escape("BLEU on the validation set"), maps)
