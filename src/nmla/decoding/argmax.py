@@ -13,7 +13,7 @@ class Hypothesis:
     tokens: list[int]
     positions: list[int]  # where each token begins on the most probable path
     score: float = 0.0  # of the path, or what a search maximises
-    log_prob: float = 0.0  # log p(y|x), of the paths that a search followed
+    log_prob: float = 0.0  # log p(y|x), of all paths, if a search found it
     lm_log_prob: float = 0.0  # with the end; 0 without a language model
 
 

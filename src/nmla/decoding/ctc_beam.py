@@ -24,6 +24,7 @@ from nmla.decoding.argmax import Hypothesis
 from nmla.decoding.ngram_lm import NgramLM
 
 _NONE = -np.inf
+_WEIGHED_AGAIN = 4  # outputs beside those that are wanted
 
 
 @dataclass(frozen=True)
@@ -290,26 +291,54 @@ def _search(  # type: ignore[no-untyped-def]
             kept += 1
         beam, in_blank, in_token, size = next_beam, next_blank, next_token, kept
 
-    scores, masses, of_lm = np.zeros(size), np.zeros(size), np.zeros(size)
+    # At the end the best are weighed again, by all their paths and not only those that were followed.
+    scores, of_lm = np.zeros(size), np.zeros(size)
     for i in range(size):
         node = beam[i]
-        masses[i] = _add(in_blank[i], in_token[i])
         if alpha > 0:
             of_end, _ = _lm_step(lm_tokens, lm_children, lm_log_probs, lm_backoffs, lm_suffixes, state[node], lm_end)
             of_lm[i] = lm_score[node] + of_end
-        scores[i] = masses[i] + alpha * of_lm[i] + beta * np.log(max(length[node], 1))
-    order = np.argsort(-scores, kind="mergesort")[:wanted]
+        scores[i] = _add(in_blank[i], in_token[i]) + alpha * of_lm[i] + beta * np.log(max(length[node], 1))
+    first = np.argsort(-scores, kind="mergesort")[: wanted + _WEIGHED_AGAIN]
     longest = 0
-    for i in order:
+    for i in first:
         longest = max(longest, length[beam[i]])
-    outputs, lengths = np.zeros((len(order), longest), np.int64), np.zeros(len(order), np.int64)
-    for row_number, i in enumerate(order):
+    outputs, lengths = np.zeros((len(first), longest), np.int64), np.zeros(len(first), np.int64)
+    masses, weighed = np.zeros(len(first)), np.zeros(len(first))
+    for c, i in enumerate(first):
         node = beam[i]
-        lengths[row_number] = length[node]
+        lengths[c] = length[node]
         while node != 0:
-            outputs[row_number, length[node] - 1] = token[node]
+            outputs[c, length[node] - 1] = token[node]
             node = parent[node]
-    return outputs, lengths, scores[order], masses[order], of_lm[order]
+        masses[c] = _log_prob(log_probs, outputs[c, : lengths[c]], blank, merge)
+        weighed[c] = masses[c] + alpha * of_lm[i] + beta * np.log(max(lengths[c], 1))
+    order = np.argsort(-weighed, kind="mergesort")[:wanted]
+    return outputs[order], lengths[order], weighed[order], masses[order], of_lm[first][order]
+
+
+@numba.njit(nogil=True, cache=True)
+def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
+    """The logarithm of the probability of all paths that collapse to these tokens."""
+    states = 2 * len(tokens) + 1  # a blank, a token, a blank, ...
+    before, after = np.full(states, _NONE), np.full(states, _NONE)
+    for t in range(log_probs.shape[0]):
+        for s in range(states):
+            own = s % 2 == 1
+            score = log_probs[t, tokens[s // 2] if own else blank]
+            if t == 0:
+                after[s] = score if s < 2 else _NONE
+                continue
+            mass = before[s] if merge or not own else _NONE
+            if s > 0:
+                mass = _add(mass, before[s - 1])
+            if s > 1 and own and not (merge and tokens[s // 2] == tokens[s // 2 - 1]):
+                mass = _add(mass, before[s - 2])
+            after[s] = mass + score
+        before, after = after, before
+    if log_probs.shape[0] == 0:
+        return 0.0 if states == 1 else _NONE
+    return before[0] if states == 1 else _add(before[states - 1], before[states - 2])
 
 
 @numba.njit(nogil=True, cache=True)

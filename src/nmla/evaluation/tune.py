@@ -9,7 +9,9 @@ from nmla.config import Decoding
 from nmla.decoding.translator import Translator
 from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
+from nmla.progress import progress_bar
 
+LINES_AT_ONCE = 64
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
 BETAS = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -63,7 +65,14 @@ def _try(
     references: Sequence[Sequence[str | None]],
     grid: Sequence[Decoding],
 ) -> list[Tried]:
-    outputs = translator.translate_each(sources, grid)
+    outputs: list[list[str]] = [[] for _ in grid]
+    with progress_bar() as bar:
+        task = bar.add_task(f"{len(grid)} settings", total=len(sources))
+        for start in range(0, len(sources), LINES_AT_ONCE):
+            lines = sources[start : start + LINES_AT_ONCE]
+            for texts, more in zip(outputs, translator.translate_each(lines, grid), strict=True):
+                texts += more
+            bar.advance(task, len(lines))
     return [Tried(decoding, score(texts, references)) for decoding, texts in zip(grid, outputs, strict=True)]
 
 

@@ -1,0 +1,162 @@
+"""Prefix beam search with a language model beside flashlight-text with KenLM, on a trained model's outputs. Markdown.
+
+    python benchmarks/beam.py --model MODEL --source FILE --lm LM.arpa [--count 200]
+
+Both search the same log-probabilities with the same ARPA file, beam and top-k, one thread each; ours then also two.
+flashlight has no term for the logarithm of the length: its n best are ranked again by the whole objective. The mean
+objective of what each finds, scored alike over all paths, tells which search is better. Last, a whole translation:
+argmax alone, and with beam and language model. Needs `pip install flashlight-text`, which brings KenLM.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmla.data.batching import pad
+from nmla.decoding.ctc_beam import BeamSearch
+from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.translator import Translator
+from nmla.losses import ctc_loss
+from nmla.text.lines import read_lines
+from nmla.text.tokenizer import BLANK, EOS
+from tables import header, row, verdict
+
+TURNS = 3
+LN10 = math.log(10)
+
+
+@torch.inference_mode()
+def outputs(translator: Translator, lines: Sequence[str]) -> list[Tensor]:
+    """The log-probabilities (T, V) of each line."""
+    found = []
+    for line in lines:
+        logits, lengths, *_ = translator.model(*pad([[*translator.tokenizer.encode(line), EOS]]))
+        found.append(logits[0, : lengths[0]].float().log_softmax(-1))
+    return found
+
+
+class Flashlight:
+    """The peer: a lexicon-free decoder over the tokens, with KenLM."""
+
+    def __init__(self, arpa: Path, translator: Translator, search: BeamSearch) -> None:
+        from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
+        from flashlight.lib.text.decoder.kenlm import KenLM
+        from flashlight.lib.text.dictionary import Dictionary
+
+        tokenizer = translator.tokenizer
+        pieces = Dictionary([tokenizer.piece(token) for token in range(tokenizer.vocab_size)])
+        options = LexiconFreeDecoderOptions(
+            beam_size=search.beam_size,
+            beam_size_token=search.top_k,
+            beam_threshold=1e9,
+            lm_weight=search.alpha * LN10,  # KenLM's logarithms are of base 10
+            sil_score=0.0,
+            log_add=True,
+            criterion_type=CriterionType.CTC,
+        )
+        self.decoder = LexiconFreeDecoder(options, KenLM(str(arpa), pieces), -1, BLANK, [])
+
+    def __call__(self, log_probs: Tensor) -> list[list[int]]:
+        array = np.ascontiguousarray(log_probs.numpy(), dtype=np.float32)
+        results = self.decoder.decode(array.ctypes.data, *array.shape)
+        found = []
+        for result in results:
+            path = [token for token in result.tokens if token >= 0]
+            merged = [token for i, token in enumerate(path) if i == 0 or token != path[i - 1]]
+            found.append([token for token in merged if token != BLANK])
+        return found
+
+
+def objective(log_probs: Tensor, tokens: list[int], search: BeamSearch) -> float:
+    lengths = torch.tensor([len(log_probs)]), torch.tensor([len(tokens)])
+    target = torch.tensor([tokens], dtype=torch.long).view(1, -1)
+    log_prob = -float(ctc_loss(log_probs[None].double(), target, *lengths, blank=BLANK))
+    assert search.lm is not None
+    return log_prob + search.alpha * search.lm.score(tokens) + search.beta * math.log(max(len(tokens), 1))
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure beam search.")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--lm", type=Path, required=True, help="an ARPA file over the model's tokens")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--alpha", type=float, default=0.3)
+    parser.add_argument("--beta", type=float, default=1.0)
+    args = parser.parse_args()
+    translator = Translator.load(args.model)
+    lines = [line for line in read_lines(args.source) if line.strip()][: args.count]
+    lm = NgramLM.load(args.lm, translator.tokenizer)
+    with tempfile.TemporaryDirectory() as directory:
+        lm.save(Path(directory) / "model.lm", translator.tokenizer)
+        translator.lm = NgramLM.load(Path(directory) / "model.lm", translator.tokenizer)
+        measure(translator, lines, args.lm, BeamSearch(20, 20, args.alpha, args.beta, translator.lm))
+
+
+def measure(translator: Translator, lines: list[str], arpa: Path, search: BeamSearch) -> None:
+    found = outputs(translator, lines)
+    peer = Flashlight(arpa, translator, search)
+    padded = torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-30.0)
+    lengths = [len(one) for one in found]
+
+    def ours() -> list[list[int]]:
+        return [one.tokens for [one] in search(padded, lengths, blank=BLANK)]
+
+    def theirs() -> list[list[list[int]]]:
+        return [peer(one) for one in found]
+
+    torch.set_num_threads(1)
+    ours()  # compiled, or fetched from the cache
+    best = {"ours, 1 thread": math.inf, "flashlight + KenLM, 1 thread": math.inf, "ours, 2 threads": math.inf}
+    for _ in range(TURNS):
+        torch.set_num_threads(1)
+        taken, mine = seconds(ours)
+        best["ours, 1 thread"] = min(best["ours, 1 thread"], taken)
+        taken, others = seconds(theirs)
+        best["flashlight + KenLM, 1 thread"] = min(best["flashlight + KenLM, 1 thread"], taken)
+        torch.set_num_threads(2)
+        best["ours, 2 threads"] = min(best["ours, 2 threads"], seconds(ours)[0])
+    of_ours = [objective(log_probs, tokens, search) for log_probs, tokens in zip(found, mine, strict=True)]
+    of_theirs = [
+        max(objective(log_probs, tokens, search) for tokens in of_one)
+        for log_probs, of_one in zip(found, others, strict=True)
+    ]
+    mean_length, vocabulary = sum(lengths) / len(lengths), found[0].shape[1]
+    settings = f"beam {search.beam_size}, top-k {search.top_k}, alpha {search.alpha:g}, beta {search.beta:g}"
+    print(f"\n## Beam search: {len(lines)} lines, {mean_length:.0f} positions, V {vocabulary}, {settings}\n")
+    header("search", "ms a sentence", "x flashlight", "mean objective")
+    for name, taken in best.items():
+        mean = sum(of_theirs if "flash" in name else of_ours) / len(lines)
+        print(row(name, 1000 * taken / len(lines), best["flashlight + KenLM, 1 thread"] / taken, mean))
+
+    times = {1: math.inf, search.beam_size: math.inf}
+    for _ in range(TURNS):
+        for size in times:
+            options = {"beam_size": size, "alpha": search.alpha if size > 1 else 0.0, "beta": search.beta}
+            times[size] = min(times[size], seconds(lambda o=options: translator.translate_batch(lines, **o))[0])
+    print(f"\nA whole translation, 2 threads: argmax {1000 * times[1] / len(lines):.1f} ms a sentence, with beam and")
+    print(f"language model {1000 * times[search.beam_size] / len(lines):.1f} ms.")
+    print("\n## The bars\n")
+    header("what", "measured", "bar", "met")
+    verdict("time, x flashlight's", best["ours, 1 thread"] / best["flashlight + KenLM, 1 thread"], 1)
+    verdict("mean objective above flashlight's", (sum(of_ours) - sum(of_theirs)) / len(lines), 0, at_least=True)
+    verdict("two threads, x one", best["ours, 1 thread"] / best["ours, 2 threads"], 1.8, at_least=True)
+    verdict("with beam and language model, x argmax alone", times[search.beam_size] / times[1], 1.3)
+
+
+if __name__ == "__main__":
+    main()
