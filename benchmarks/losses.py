@@ -6,6 +6,7 @@ Rivals take turns, and the best of the turns counts, so that a busy moment of th
 is a process's high-water mark above its level with the inputs in place, a process for each measurement (Linux).
 """
 
+import argparse
 import functools
 import multiprocessing
 import pathlib
@@ -241,6 +242,7 @@ def head_table(shape: Shape, peaks: dict[tuple[str, int], tuple[float, float]]) 
 
 
 def main() -> None:
+    argparse.ArgumentParser(description="Measure time and memory of the losses.").parse_args()
     shape = SHAPES[0]
     # Memory first: see peak.
     peaks = {each: {name: peak(name, each)[0] for name in RIVALS} for each in SHAPES}

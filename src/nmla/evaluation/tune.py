@@ -11,7 +11,7 @@ from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
 from nmla.progress import progress_bar
 
-LINES_AT_ONCE = 64
+LINES_AT_ONCE = 128
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
 BETAS = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -41,6 +41,7 @@ def tune(
     blank penalty is tuned without search first, and of it only that best and none are tried with it.
     """
     base = replace(translator.decoding, beam_size=1, num_hypotheses=1, alpha=0.0, beta=0.0, return_scores=False)
+    fast, base = base.fast, replace(base, fast=True)  # its last bits do not matter here
     grid = [replace(base, blank_penalty=penalty) for penalty in penalties]
     tried = _try(translator, sources, references, grid)
     if beam_size > 1:
@@ -56,7 +57,7 @@ def tune(
                 for penalty, alpha, beta in product(dict.fromkeys((0.0, best)), alphas, betas)
             ],
         )
-    return _sorted(tried)
+    return [replace(one, decoding=replace(one.decoding, fast=fast)) for one in _sorted(tried)]
 
 
 def _try(
