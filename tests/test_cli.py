@@ -131,6 +131,28 @@ def test_translate_takes_files_and_writes_other_forms(copy_run, tmp_path):
     assert len(records[0]["alternatives"]) == 1
 
 
+def test_translate_destroys_nothing(copy_run, tmp_path):
+    model = copy_run / "train" / "model"
+    (tmp_path / "keep.de").write_text("kept\n")
+    (tmp_path / "in.en").write_text("1 2\n")
+    for arguments, message in (
+        (("missing.en", "--output", "keep.de"), "missing.en: must be a file, but does not exist"),
+        (("in.en", "--output", "keep.de", "--beta", "1"), "beam_size must be above 1"),
+        (("in.en", "--output", "in.en"), "in.en: must not be what is translated, but is"),
+    ):
+        done = nmla("translate", "--model", model, *arguments, cwd=tmp_path)
+        assert message in complaint(done, 2)
+    assert (tmp_path / "keep.de").read_text() == "kept\n"
+    assert (tmp_path / "in.en").read_text() == "1 2\n"
+
+
+def test_a_line_without_end_is_told(copy_run, tmp_path):
+    text = b"1 2\n" + b"3" * (1 << 21)
+    done = nmla("translate", "--model", copy_run / "train" / "model", cwd=tmp_path, stdin=text)
+    assert (done.returncode, done.stdout) == (3, b"1 2\n")
+    assert b"stdin:2: must have at most 1048576 bytes, but has more; split the line" in done.stderr
+
+
 def test_translate_answers_each_line_as_it_comes(copy_run, tmp_path):
     process = subprocess.Popen(
         ["nmla", "translate", "--model", copy_run / "train" / "model"],

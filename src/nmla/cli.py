@@ -97,10 +97,17 @@ def run_translate(args: argparse.Namespace) -> None:
 
     from nmla.decoding.pipe import translate_lines
     from nmla.decoding.translator import Translator
-    from nmla.text.lines import arriving, decode_lines, open_text
+    from nmla.text.lines import arriving, decode_lines, open_text, require_file
 
     options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
     translator = Translator.load(args.model, args.lm)
+    translator.settings(**options)  # before anything is written over
+    for path in args.files:
+        require_file(path)
+        if args.output and args.output.exists() and args.output.samefile(path):
+            raise UsageError(f"{args.output}: must not be what is translated, but is")
+    if args.output is None and sys.stdout is None:
+        raise UsageError("standard output must be open, but is closed")
     with ExitStack() as held:
         output = held.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
         for path in args.files or [None]:
@@ -111,7 +118,7 @@ def run_translate(args: argparse.Namespace) -> None:
 
             def chunks(stream: Any = stream, name: str = name) -> Iterator[Iterator[str]]:
                 done = 0
-                for lines in arriving(stream):
+                for lines in arriving(stream, name):
                     yield decode_lines(lines, name, done + 1)
                     done += len(lines)
 
@@ -174,6 +181,12 @@ def run_tune(args: argparse.Namespace) -> None:
     translator = Translator.load(args.model, args.lm)
     translator.decoding = Decoding()
     tried = tune(translator, sources, references, beam_size=args.beam_size)
+    best = tried[0].decoding
+    if best.alpha and args.lm is not None and translator.lm is not None:
+        aside = args.model / f".{LANGUAGE_MODEL}"
+        translator.lm.save(aside, translator.tokenizer)
+        aside.replace(args.model / LANGUAGE_MODEL)
+    save_decoding(best, args.model)
     print("beam_size\tblank_penalty\talpha\tbeta\tBLEU\tchrF\tlength ratio")
     for one in tried:
         settings = one.decoding
@@ -181,12 +194,6 @@ def run_tune(args: argparse.Namespace) -> None:
         print(f"{weights}\t{one.scores.bleu:.2f}\t{one.scores.chrf:.2f}\t{one.scores.length_ratio:.3f}")
     if args.picture is not None:
         write_text(args.picture, picture(tried))
-    best = tried[0].decoding
-    if best.alpha and args.lm is not None and translator.lm is not None:
-        aside = args.model / f".{LANGUAGE_MODEL}"
-        translator.lm.save(aside, translator.tokenizer)
-        aside.replace(args.model / LANGUAGE_MODEL)
-    save_decoding(best, args.model)
     print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
 
 
@@ -483,7 +490,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         COMMANDS[args.command].run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except NmlaError as error:
         print(f"nmla {args.command}: {error}", file=sys.stderr)
         return error.exit_code

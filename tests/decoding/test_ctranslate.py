@@ -131,6 +131,19 @@ def test_entropy_of_an_autoregressive_model_is_that_of_its_predictions(tokenizer
     assert translation.entropy == pytest.approx(torch.special.entr(probabilities).sum().item(), rel=1e-4)
 
 
+def test_opinions_do_not_depend_on_neighbours(tokenizer):
+    translator = Translator(build(tokenizer), tokenizer)
+    texts = [tokenizer.decode(source) for source in random_sources(tokenizer, count=20)]
+    together = translator.translate_batch(texts, return_scores=True)
+    assert [translator.translate_batch([text], return_scores=True)[0] for text in texts] == together
+
+
+def test_learned_positions_leave_room_for_the_translation(tokenizer):
+    translator = Translator(build(tokenizer, positions="learned"), tokenizer)  # 64 positions
+    assert translator.max_source_tokens == 12
+    assert longest_output(12 + 1) <= 64
+
+
 def test_beam_size_must_fit_the_model(tokenizer):
     with pytest.raises(UsageError, match="beam_size of a fixed_length model must be 1, but is 2"):
         Translator(build(tokenizer, family="fixed_length"), tokenizer).translate_batch(["1"], beam_size=2)

@@ -132,6 +132,23 @@ def test_neighbours_change_not_one_bit(translator, digits):
             assert found == [whole[row] for row in part]
 
 
+def test_a_word_that_was_split_is_joined_without_a_space(translator):
+    one = "7" * (MAX_SOURCE_TOKENS + 50)
+    [translation] = translator.translate_batch([one])
+    assert translation.parts == 2
+    assert " " not in translation.text.strip()
+
+
+def test_threads_share_a_tokenizer(translator, monkeypatch):
+    """Words are remembered up to a limit; to forget them must not harm who is at work."""
+    monkeypatch.setattr("nmla.text.tokenizer._WORDS_LENGTH", 50)
+    rng = random.Random(1)
+    texts = [" ".join(str(rng.randrange(10**6)) for _ in range(20)) for _ in range(200)]
+    expected = [translator.tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(translator.tokenizer.encode, texts * 5)) == expected * 5
+
+
 def test_stream_and_awaitable_give_the_same(translator, digits):
     lines = (digits / "valid.txt").read_text().splitlines()
     whole = translator.translate_batch(lines)
@@ -157,6 +174,7 @@ def test_long_line_is_split_at_sentences_before_clauses_before_words(translator,
     ("options", "match"),
     [
         ({"alpha": 1.0}, "alpha must be 0 without a language model, but is 1.0"),
+        ({"beta": 1.0}, "beta is a weight of a search, so beam_size must be above 1, but is 1"),
         ({"num_hypotheses": 2}, "num_hypotheses must be at most beam_size 1, but is 2"),
         ({"batch_type": "lines"}, "batch_type must be one of tokens, examples, but is 'lines'"),
         ({"beta": float("nan")}, "beta must be a finite number, but is nan"),

@@ -240,6 +240,8 @@ def test_refuses_what_cannot_be(corpus, teacher, copy_run, tmp_path):
     refuse("must have its sentencepiece models beside it", teachers=[tmp_path / "bare"])
     refuse("must be an autoregressive model, but is ctc", teachers=[copy_run / "train" / "model"])
     refuse("must have no prefix or suffix", form=Format(target_prefix=["de"]))
+    refuse("must be an autoregressive model, but is ctc", teachers=[teacher, copy_run / "train" / "model"])
+    assert not (tmp_path / ".out.partial").exists()  # all are looked at before the first begins
     refuse("must be a corpus", corpus=tmp_path)
     shutil.copy(teacher / "tokenizer.model", tmp_path / "bare" / "sentencepiece.model")
     refuse("cannot be loaded", DataError, teachers=[tmp_path / "bare"])
@@ -264,6 +266,31 @@ def test_any_ctranslate2_model_can_teach(corpus, teacher, foreign, tmp_path):
     assert targets(tmp_path / "theirs") == targets(tmp_path / "ours")
 
 
+def test_a_table_of_positions_that_is_too_short_costs_only_its_sentences(corpus, tmp_path):
+    """Nobody knows how long the sentences are that a model of others can take, before it is asked."""
+    _, tokenizer = load_model(untrained(corpus, tmp_path / "ours", positions="learned", max_positions=24))
+    model = load_model(tmp_path / "ours")[0]
+    (tmp_path / "theirs").mkdir()
+    export(model, tokenizer, tmp_path / "theirs")
+    tokenizer.save(tmp_path / "theirs" / "sentencepiece.model")
+    counts = distill(corpus=corpus, teachers=[tmp_path / "theirs"], output=tmp_path / "out", beam_size=1)
+    assert counts["train_pairs"] == counts["train_taught"] + counts["train_kept_runaway"] + counts["train_kept_empty"]
+    assert counts["train_kept_runaway"] > 0
+
+
+def test_a_mistyped_language_is_refused(foreign):
+    for form in (Format(target_prefix=["deu_Lat"]), Format(source_prefix=["deu_Lat"])):
+        with pytest.raises(UsageError, match=r"'deu_Lat' must be in the model's .* vocabulary, but is not"):
+            Teacher(foreign, form=form)
+
+
+def test_work_left_by_a_kill_at_the_very_end_goes(few, teacher, tmp_path):
+    counts = distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1)
+    (tmp_path / ".out.partial" / "parts").mkdir(parents=True)
+    assert distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1) == counts
+    assert not (tmp_path / ".out.partial").exists()
+
+
 def test_one_sentencepiece_model_may_serve_both_languages(foreign, tmp_path):
     shutil.copytree(foreign, tmp_path / "joint")
     (tmp_path / "joint" / "source.spm").rename(tmp_path / "joint" / "sentencepiece.bpe.model")
@@ -273,8 +300,9 @@ def test_one_sentencepiece_model_may_serve_both_languages(foreign, tmp_path):
 
 def test_prefixes_and_suffixes_go_around_a_sentence(foreign):
     texts = ["1 2 3", "4 5"]
-    prefixed = Teacher(foreign, form=Format(target_prefix=["▁7"])).write([["▁1", "▁2"]])
-    assert prefixed[0].tokens[:1] != ["▁7"]
+    source = ["▁", "1", "▁", "2", "▁", "3"]
+    plainly, prefixed = (Teacher(foreign, form=Format(target_prefix=p)).write([source])[0] for p in ((), ("▁",)))
+    assert prefixed.tokens == plainly.tokens[1:] == source[1:]
     without_end = Teacher(foreign, form=Format(source_suffix=[]))
     with_two_ends = Teacher(foreign, form=Format(source_prefix=["</s>"], source_suffix=["</s>"]))
     plain = Teacher(foreign)

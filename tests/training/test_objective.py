@@ -145,8 +145,8 @@ def test_glanced_tokens_are_not_learned_by_a_fixed_length_model(digits):
 
     forward = setting.model.fill
 
-    def fill(memory, lengths, glance):
-        logits, revealed = forward(memory, lengths, glance)
+    def fill(memory, lengths, width, glance):
+        logits, revealed = forward(memory, lengths, width, glance)
         told["revealed"], told["logits"] = revealed[0, :length], logits[0, :length]
         return logits, revealed
 

@@ -2,6 +2,7 @@
 written in its format, and those that others have made for it."""
 
 import json
+import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -94,7 +95,16 @@ class CTranslator:
         done: dict[int, list[Written]] = {}
         for most, results in pending.items():
             for row, result in zip(groups[most], results, strict=True):
-                found = result.result()
+                try:
+                    found = result.result()
+                except RuntimeError as error:
+                    if "position encodings" not in str(error):
+                        raise
+                    # It has fewer positions than was thought: who needs more is not translated, the others alone.
+                    again = (beam_size, prefix, max_positions, num_hypotheses, attention, True)
+                    unable = [Written([], -math.inf, ended=False)]
+                    done[row] = unable if alone else self.write([sources[row]], *again)[0]
+                    continue
                 weights = found.attention or [[]] * len(found.hypotheses)
                 best = zip(found.hypotheses, found.scores, weights, strict=True)
                 done[row] = [self._written(*of, len(prefix)) for of in best]

@@ -1,8 +1,12 @@
 """Lines in, lines out, as they come: what `nmla translate` does between its input and its output."""
 
 import json
+import signal
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from types import FrameType
 from typing import Any, BinaryIO
 
 from nmla.decoding.translator import Translation, Translator
@@ -27,13 +31,36 @@ def translate_lines(
         except DataError as error:
             bad = error
         translations = translator.translate_batch(lines, **options)
-        output.write(b"".join(map(_line, lines, translations, [form] * len(lines))))
-        output.flush()
+        with unbroken():
+            output.write(b"".join(map(_line, lines, translations, [form] * len(lines))))
+            output.flush()
         for translation in translations:
             number += 1
             yield number, translation
         if bad is not None:
             raise bad
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is done, so that it leaves no half line; a second one does not wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _line(source: str, translation: Translation, form: str) -> bytes:

@@ -110,14 +110,16 @@ class Translator(ModelHubMixin):
         clause or of a word, in this order, and never cut. Unless `fast` is asked for, a line's translation does not
         depend on the others, to the last bit.
         """
-        settings = self._checked(replace(self.decoding, **options))
+        settings = self.settings(**options)
         parts = [self._parts(text) for text in texts]
         flat = [part for of_text in parts for part in of_text]
         if self.model.config.family == "autoregressive":
             done = iter(self._write(flat, settings))
         else:
             done = iter(self._fill_each(flat, [settings])[0])
-        return [_join([next(done) for _ in of_text], of_text, text) for of_text, text in zip(parts, texts, strict=True)]
+        return [
+            self._join([next(done) for _ in of_text], of_text, text) for of_text, text in zip(parts, texts, strict=True)
+        ]
 
     def translate_each(self, texts: Sequence[str], tried: Sequence[Decoding]) -> list[list[str]]:
         """The texts' translations under each of several settings, with one pass of the network for all of them."""
@@ -128,7 +130,7 @@ class Translator(ModelHubMixin):
         flat = [part for of_text in parts for part in of_text]
         done = [iter(one) for one in self._fill_each(flat, settings)]
         return [
-            [_join([next(of) for _ in part], part, text).text for part, text in zip(parts, texts, strict=True)]
+            [self._join([next(of) for _ in part], part, text).text for part, text in zip(parts, texts, strict=True)]
             for of in done
         ]
 
@@ -148,6 +150,14 @@ class Translator(ModelHubMixin):
         source, lengths = pad([[*self.tokenizer.encode(text), EOS]])
         return self.model(source, lengths).logits[0].softmax(-1)
 
+    def settings(self, **options: Any) -> Decoding:
+        """This translator's decoding with these changes; refuses what it cannot do."""
+        settings = self._checked(replace(self.decoding, **options))
+        for name in ("alpha", "beta"):
+            if options.get(name) and settings.beam_size == 1:
+                raise UsageError(f"{name} is a weight of a search, so beam_size must be above 1, but is 1")
+        return settings
+
     def _checked(self, settings: Decoding) -> Decoding:
         family = self.model.config.family
         for name in ("blank_penalty", "alpha", "beta"):
@@ -165,6 +175,8 @@ class Translator(ModelHubMixin):
         config = self.model.config
         if config.positions == "sinusoidal":
             return MAX_SOURCE_TOKENS
+        if config.family == "autoregressive":  # a translation may be longer than its source
+            return max(min(MAX_SOURCE_TOKENS, config.max_positions // 2 - 20), 1)
         return min(MAX_SOURCE_TOKENS, config.max_positions // output_positions(config, 1) - 1)  # and EOS
 
     def _parts(self, text: str) -> list[list[int]]:
@@ -189,6 +201,28 @@ class Translator(ModelHubMixin):
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def _join(self, parts: list[Translation], sources: list[list[int]], text: str) -> Translation:
+        """The translation of a whole line from those of its parts; alternatives only where there is one."""
+        if not parts:
+            return Translation(text)
+        if len(parts) == 1:
+            return parts[0]
+        joined = ""
+        tokens: list[Token] = []
+        start = 0
+        for part, source in zip(parts, sources, strict=True):
+            joined += (" " if joined and self.tokenizer.starts_word(source[0]) else "") + part.text
+            tokens += [replace(token, source=token.source + start) for token in part.tokens]
+            start += len(source) - 1  # the end of a part is not in the line
+        return Translation(
+            joined,
+            sum(part.score for part in parts),
+            tuple(tokens),
+            entropy=sum(part.entropy for part in parts),
+            positions=sum(part.positions for part in parts),
+            parts=len(parts),
+        )
 
     # Models that write all words at once.
 
@@ -308,7 +342,9 @@ class Translator(ModelHubMixin):
             for of_one in written
         ]
         if settings.return_scores:
-            for rows in _batches([len(sentence) for sentence in sentences], settings, lambda length: length):
+            lengths = [len(sentence) for sentence in sentences]
+            alone = ([row] for row in range(len(sentences)))
+            for rows in _batches(lengths, settings, lambda length: length) if settings.fast else alone:
                 told = self._opinions([sentences[row] for row in rows], [written[row][0] for row in rows])
                 for row, (entropy, tokens) in zip(rows, told, strict=True):
                     translations[row][0] = replace(translations[row][0], entropy=entropy, tokens=tokens)
@@ -351,27 +387,6 @@ def _batches(lengths: list[int], settings: Decoding, cost: Any) -> Iterator[list
         batch.append(row)
     if batch:
         yield batch
-
-
-def _join(parts: list[Translation], sources: list[list[int]], text: str) -> Translation:
-    """The translation of a whole line from those of its parts; alternatives only where there is one."""
-    if not parts:
-        return Translation(text)
-    if len(parts) == 1:
-        return parts[0]
-    tokens: list[Token] = []
-    start = 0
-    for part, source in zip(parts, sources, strict=True):
-        tokens += [replace(token, source=token.source + start) for token in part.tokens]
-        start += len(source) - 1  # the end of a part is not in the line
-    return Translation(
-        " ".join(part.text for part in parts),
-        sum(part.score for part in parts),
-        tuple(tokens),
-        entropy=sum(part.entropy for part in parts),
-        positions=sum(part.positions for part in parts),
-        parts=len(parts),
-    )
 
 
 def save_decoding(decoding: Decoding, directory: Path) -> None:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from nmla import __version__
 from nmla.data.assemble import seal, write_shards
 from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
-from nmla.distillation.teacher import Format, Teacher, identity
+from nmla.distillation.teacher import Format, Teacher, check_teacher, identity
 from nmla.errors import UsageError
 from nmla.files import publish, sha256, write_bytes, write_text
 from nmla.progress import progress_bar, say
@@ -59,6 +59,8 @@ def distill(
     target where it came from.
     """
     _check(teachers, beam_size, threads)
+    for teacher in teachers:
+        check_teacher(teacher, form)
     data = Corpus.load(corpus)
     plan = {
         "nmla": __version__,
@@ -69,18 +71,25 @@ def distill(
     if output.exists() and not _was_made_by(plan, output):
         raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")
     work = output.with_name(f".{output.name}.partial")
+    if output.exists() and work.exists():  # a run was killed when all but this was done
+        _clean_up(work)
     with suppress(_Done), _joined(work, json.dumps(plan), output):
         try:
             _Distillation(data, teachers, work, output, beam_size, compute_type, form, threads or cores()).run()
             with _locked(work / "assemble", output):
                 _assemble(corpus, data, teachers, plan, work)
                 publish(work / "corpus", output)
-                shutil.rmtree(work, ignore_errors=True)
+                _clean_up(work)
         except (KeyboardInterrupt, OSError):
             say(f"nmla distill: what is done is kept in {work}; the same command goes on from there")
             raise
     counts: dict[str, int] = json.loads((output / MANIFEST).read_text(encoding="utf-8"))["counts"]
     return counts
+
+
+def _clean_up(work: Path) -> None:
+    (work / "plan.json").unlink(missing_ok=True)  # first: what is left after a kill is then begun anew
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _was_made_by(plan: dict[str, Any], output: Path) -> bool:
@@ -121,6 +130,7 @@ def _joined(work: Path, plan: str, output: Path) -> Iterator[None]:
             path = work / "plan.json"
             if path.exists() and path.read_text(encoding="utf-8") == plan:
                 say(f"nmla distill: going on with what was done of {output}")
+                (work / "parts").mkdir(exist_ok=True)
             else:
                 try:
                     fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 It is one of ours, or any CTranslate2 model directory that holds the sentencepiece models it was trained with.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from nmla.text.tokenizer import EOS, Tokenizer
 MODEL = "model.bin"  # of CTranslate2
 SEPARATE = ("source.spm", "target.spm")  # one sentencepiece model for each language, as OPUS-MT has them
 JOINT = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
-LONGEST_SOURCE = 512  # tokens that any such model can take
+FOREIGN_POSITIONS = 512  # that models of others have, most of them; who needs more is not translated
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,25 @@ class Teacher:
             raise UsageError(f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, but is {compute_type!r}")
         self.tokenizer: Tokenizer | None = None
         self.max_positions = POSITIONS
-        self.max_source_tokens = LONGEST_SOURCE
         self._prefix: list[str] = []
         self._suffix: list[str] = []
         self._target_prefix: list[str] = []
+        check_teacher(directory, form)
         if is_ours(directory):
-            if form is not None and form != Format():
-                raise UsageError(f"{directory}: a model of ours must have no prefix or suffix, but one is given")
             self._load_ours(directory, compute_type, workers)
         else:
             self._load_theirs(directory, compute_type, workers, form or Format())
 
     def _load_ours(self, directory: Path, compute_type: str, workers: int) -> None:
         model, tokenizer = load_model(directory)
-        if not isinstance(model, AutoregressiveTransformer):
-            raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {model.config.family}")
+        assert isinstance(model, AutoregressiveTransformer)
         self.tokenizer = tokenizer
         self._suffix = [tokenizer.piece(EOS)]
         if model.config.positions == "learned":
             self.max_positions = model.config.max_positions
         self.max_source_tokens = self.max_positions // 2 - 20  # as many again, and some, can be written
+        if self.max_source_tokens < 1:
+            raise UsageError(f"{directory}: a teacher must have at least 42 positions, but has {self.max_positions}")
         self._translator = CTranslator.of(model, tokenizer, compute_type=compute_type, workers=workers)
 
     def _load_theirs(self, directory: Path, compute_type: str, workers: int, form: Format) -> None:
@@ -75,6 +75,17 @@ class Teacher:
         self._prefix = list(form.source_prefix)
         self._suffix = end if form.source_suffix is None else list(form.source_suffix)
         self._target_prefix = list(form.target_prefix)
+        self._refuse_unknown(directory)
+        self.max_positions = FOREIGN_POSITIONS
+        self.max_source_tokens = FOREIGN_POSITIONS - len(self._prefix) - len(self._suffix)
+
+    def _refuse_unknown(self, directory: Path) -> None:
+        """A mistyped language would be an unknown word, and all translations wrong."""
+        for side, tokens in (("source", [*self._prefix, *self._suffix]), ("target", self._target_prefix)):
+            known = _vocabulary(directory, side)
+            for token in tokens:
+                if known and token not in known:
+                    raise UsageError(f"{directory}: {token!r} must be in the model's {side} vocabulary, but is not")
 
     def source_tokens(self, text: str) -> list[str]:
         """What the model is given of a text, without what it wants around it."""
@@ -128,6 +139,31 @@ def is_ours(directory: Path) -> bool:
             f"{directory}: a teacher must be a model of ours or of CTranslate2, but holds neither {WEIGHTS} nor {MODEL}"
         )
     return ours
+
+
+def check_teacher(directory: Path, form: Format | None) -> None:
+    """Refuse, before any long work, what cannot teach."""
+    if not is_ours(directory):
+        _sentencepieces(directory)
+        return
+    if form is not None and form != Format():
+        raise UsageError(f"{directory}: a model of ours must have no prefix or suffix, but one is given")
+    try:
+        family = json.loads((directory / CONFIG).read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{directory / CONFIG}: must be a model's configuration, but: {error}") from None
+    if family != "autoregressive":
+        raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {family}")
+
+
+def _vocabulary(directory: Path, side: str) -> set[str]:
+    """The words that a CTranslate2 model knows on one side; none if it does not say."""
+    for name in (f"{side}_vocabulary", "shared_vocabulary"):
+        if (path := directory / f"{name}.json").is_file():
+            return set(json.loads(path.read_text(encoding="utf-8")))
+        if (path := directory / f"{name}.txt").is_file():
+            return set(path.read_text(encoding="utf-8").split("\n"))
+    return set()
 
 
 def identity(directory: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from itertools import product
 
 from nmla.config import Decoding
 from nmla.decoding.translator import Translator
+from nmla.errors import UsageError
 from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
 from nmla.progress import progress_bar
@@ -40,6 +41,8 @@ def tune(
     Without a search (`beam_size` 1) only the blank penalty is there to tune. With one, its weights are tuned too: the
     blank penalty is tuned without search first, and of it only that best and none are tried with it.
     """
+    if beam_size < 1:
+        raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
     base = replace(translator.decoding, beam_size=1, num_hypotheses=1, alpha=0.0, beta=0.0, return_scores=False)
     fast, base = base.fast, replace(base, fast=True)  # its last bits do not matter here
     grid = [replace(base, blank_penalty=penalty) for penalty in penalties]

@@ -34,17 +34,19 @@ def decode_lines(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Itera
             ) from None
 
 
-def arriving(file: BinaryIO) -> Iterator[list[bytes]]:
+def arriving(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
     """The lines of a stream, as many at a time as have arrived, so that nobody waits for a line that is there."""
-    rest = b""
+    rest, done = b"", 0
     read: Callable[[int], bytes] = getattr(file, "read1", file.read)
     while data := read(1 << 16):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             yield [line + b"\n" for line in lines]
-            raise DataError(f"a line must have at most {MAX_LINE_BYTES} bytes, but one has more")
+            line = done + len(lines) + 1
+            raise DataError(f"{name}:{line}: must have at most {MAX_LINE_BYTES} bytes, but has more; split the line")
         if lines:
             yield [line + b"\n" for line in lines]
+            done += len(lines)
     if rest:
         yield [rest]
 

@@ -107,9 +107,8 @@ class Tokenizer:
         """Token ids of each of `texts`. Words come again and again, so sentencepiece is only asked for new ones."""
         if not self._word_by_word:
             return list(self._pieces.encode(texts, num_threads=1))
-        if self._words_length > _WORDS_LENGTH:
-            self._words.clear()
-            self._words_length = 0
+        if self._words_length > _WORDS_LENGTH:  # another dictionary: threads at work keep theirs
+            self._words, self._words_length = {}, 0
         words = self._words
         split = [text.split(" ") for text in texts]
         new = [word for word in set[str]().union(*split) if word not in words]
