@@ -19,8 +19,9 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/nmla demo
 
+# A file's tests stay together: they share what is slow to make.
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: setup
 	@$(BIN)/ruff check .
@@ -28,7 +29,7 @@ check: setup
 	@$(BIN)/mypy
 
 bench: setup
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for name in losses data training distill; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
