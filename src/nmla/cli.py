@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from nmla.text.tokenizer import Tokenizer
 
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-
-
-def stdin_lines() -> Iterator[str]:
-    from nmla.text.lines import decode_lines
-
-    if sys.stdin is None:
-        raise UsageError("standard input must be open, but is closed")
-    return decode_lines(sys.stdin.buffer, "stdin")
 
 
 def run_demo(args: argparse.Namespace) -> None:
@@ -93,46 +85,21 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def run_translate(args: argparse.Namespace) -> None:
-    from contextlib import ExitStack
-
-    from nmla.decoding.pipe import translate_lines
+    from nmla.decoding.pipe import translate_files
     from nmla.decoding.translator import Translator
-    from nmla.text.lines import arriving, decode_lines, open_text, require_file
 
-    options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
-    translator = Translator.load(args.model, args.lm)
-    translator.settings(**options)  # before anything is written over
-    for path in args.files:
-        require_file(path)
-        if args.output and args.output.exists() and args.output.samefile(path):
-            raise UsageError(f"{args.output}: must not be what is translated, but is")
-    if args.output is None and sys.stdout is None:
-        raise UsageError("standard output must be open, but is closed")
-    with ExitStack() as held:
-        output = held.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
-        for path in args.files or [None]:
-            if path is None and sys.stdin is None:
-                raise UsageError("standard input must be open, but is closed")
-            stream = sys.stdin.buffer if path is None else held.enter_context(open_text(path))
-            name = str(path or "stdin")
+    translator = Translator.load(args.model, args.lm, args.teacher)
+    translate_files(translator, args.files, args.output, args.format, **_decoding(args))
 
-            def chunks(stream: Any = stream, name: str = name) -> Iterator[Iterator[str]]:
-                done = 0
-                for lines in arriving(stream, name):
-                    yield decode_lines(lines, name, done + 1)
-                    done += len(lines)
 
-            told = translate_lines(
-                translator, chunks(), output, args.format, **options, return_scores=args.format == "jsonl"
-            )
-            for number, translation in told:
-                if translation.parts > 1:
-                    print(f"{name}:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
+def _decoding(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of decoding that were given; the others are the model's."""
+    return {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
 
 
 def run_score(args: argparse.Namespace) -> None:
     from nmla.errors import DataError
-    from nmla.text.lines import read_lines
+    from nmla.text.lines import decode_lines, read_lines, standard_input
 
     if (args.model is None) != (args.source is None):
         raise UsageError("--model and --source must be given together: the model translates the source")
@@ -142,10 +109,12 @@ def run_score(args: argparse.Namespace) -> None:
 
         texts = read_lines(args.source)
         options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
-        translations = Translator.load(args.model, args.lm).translate_batch(texts, **options, return_scores=True)
+        translations = Translator.load(args.model, args.lm, args.teacher).translate_batch(
+            texts, **options, return_scores=True
+        )
         hypotheses = [translation.text for translation in translations]
     else:
-        hypotheses = list(stdin_lines())
+        hypotheses = list(decode_lines(standard_input(), "stdin"))
     for path, reference in zip(args.reference, references, strict=True):
         if len(reference) != len(hypotheses):
             raise DataError(f"{path} must have one line per output, but has {len(reference)} for {len(hypotheses)}")
@@ -163,37 +132,14 @@ def run_score(args: argparse.Namespace) -> None:
 
 
 def run_tune(args: argparse.Namespace) -> None:
-    from nmla.config import Decoding
-    from nmla.decoding.translator import Translator, save_decoding
-    from nmla.errors import DataError
-    from nmla.evaluation.tune import picture, tune
-    from nmla.files import write_text
-    from nmla.models.pretrained import LANGUAGE_MODEL
-    from nmla.text.lines import read_lines
+    from nmla.evaluation.tune import tune_model
 
-    sources = read_lines(args.source)
-    references = [read_lines(path) for path in args.reference]
-    for path, reference in zip(args.reference, references, strict=True):
-        if len(reference) != len(sources):
-            raise DataError(f"{path} must have one line per source, but has {len(reference)} for {len(sources)}")
-    if not sources:
-        raise DataError(f"{args.source}: must hold at least one line, but is empty")
-    translator = Translator.load(args.model, args.lm)
-    translator.decoding = Decoding()
-    tried = tune(translator, sources, references, beam_size=args.beam_size)
-    best = tried[0].decoding
-    if best.alpha and args.lm is not None and translator.lm is not None:
-        aside = args.model / f".{LANGUAGE_MODEL}"
-        translator.lm.save(aside, translator.tokenizer)
-        aside.replace(args.model / LANGUAGE_MODEL)
-    save_decoding(best, args.model)
+    tried = tune_model(args.model, args.source, args.reference, args.lm, args.beam_size, args.picture)
     print("beam_size\tblank_penalty\talpha\tbeta\tBLEU\tchrF\tlength ratio")
     for one in tried:
         settings = one.decoding
         weights = f"{settings.beam_size}\t{settings.blank_penalty:g}\t{settings.alpha:g}\t{settings.beta:g}"
         print(f"{weights}\t{one.scores.bleu:.2f}\t{one.scores.chrf:.2f}\t{one.scores.length_ratio:.3f}")
-    if args.picture is not None:
-        write_text(args.picture, picture(tried))
     print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
 
 
@@ -262,7 +208,11 @@ FILES = {"nargs": "+", "action": "append", "type": Path, "required": True, "meta
 OVERRIDES = {"nargs": "*", "metavar": "key=value", "help": "settings to change, such as train.steps=500"}
 TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
 DECODING_OPTIONS: dict[str, dict[str, Any]] = {
-    "--beam-size": {"type": int, "help": "translations that a search weighs (default: 1, no search)"},
+    "--beam-size": {
+        "type": int,
+        "help": "translations that a search weighs, or lengths that a fixed-length model tries (default: 1)",
+    },
+    "--teacher": {"type": Path, "help": "an autoregressive model that chooses among these (default: the model itself)"},
     "--num-hypotheses": {"type": int, "help": "translations that are told, in jsonl (default: 1)"},
     "--lm": {"type": Path, "help": "a language model for a CTC model's search (default: the model's own, if any)"},
     "--alpha": {"type": float, "help": "its weight (default: 0)"},

@@ -114,7 +114,7 @@ class TrainConfig:
 class Decoding:
     """How a model's output becomes text. The names are CTranslate2's where it has one."""
 
-    beam_size: int = 1  # translations that a search keeps; 1: the most probable token everywhere
+    beam_size: int = 1  # translations that a search keeps, or lengths that a fixed-length model tries; 1: no search
     num_hypotheses: int = 1  # translations that are told, best first; at most beam_size
     top_k: int = 20  # tokens that may follow at each position, in the search of a CTC model
     alpha: float = 0.0  # weight of the language model in that search

@@ -183,3 +183,9 @@ def test_long_line_is_split_at_sentences_before_clauses_before_words(translator,
 def test_options_that_cannot_be(translator, options, match):
     with pytest.raises(UsageError, match=match):
         translator.translate("1", **options)
+
+
+@pytest.mark.parametrize("texts", ["one string", ["1", "\ud800"], ["1", None], [b"1"]])
+def test_texts_that_cannot_be(translator, texts):
+    with pytest.raises(UsageError, match=r"must be a (list of strings|string of Unicode characters), but"):
+        translator.translate_batch(texts)

@@ -333,3 +333,19 @@ def test_int8_teaches_too(corpus, teacher, tmp_path):
     expected = [source for source, _ in targets(corpus)]
     assert sum(one == other for one, other in zip(found, expected, strict=True)) > 0.8 * len(found)
     assert BLANK not in np.concatenate([tokens for tokens, _ in Corpus.load(tmp_path / "out").train_target.shards])
+
+
+def test_who_comes_as_the_work_is_removed_finds_it_done(tmp_path, monkeypatch):
+    """Another finishes between the first look and the lock: all that is left is the corpus."""
+    work, output = tmp_path / ".corpus.partial", tmp_path / "corpus"
+    opened = Path.open
+
+    def removed_meanwhile(path, *args, **options):
+        if path == work / "lock":
+            shutil.rmtree(work)
+            output.mkdir()
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", removed_meanwhile)
+    with pytest.raises(module._Done), module._joined(work, "{}", output):
+        pytest.fail("there is nothing left to do")

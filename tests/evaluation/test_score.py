@@ -1,7 +1,7 @@
 import pytest
 import sacrebleu
 
-from nmla.decoding.translator import Translation
+from nmla.decoding.translation import Translation
 from nmla.evaluation.score import mean_entropy, score
 
 OUTPUTS = ["the cat sat on the mat", "a dog barks at the moon tonight"]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nmla.errors import DataError, UsageError
-from nmla.text.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, bounded_line, not_utf8, open_text, require_file
+from nmla.text.lines import BYTE_ORDER_MARK, COMPRESSED, MAX_LINE_BYTES, bounded_line, not_utf8, open_text, require_file
 
-COMPRESSED = (".gz", ".xz", ".zst")
 BLOCK_LINES, BLOCK_BYTES = 1 << 14, 1 << 23  # what one process works on at a time, whichever comes first
 REASONS = {
     "nul": "text must not hold NUL",

@@ -116,10 +116,14 @@ class CTranslator:
         sources = tuple(max(range(len(row)), key=row.__getitem__) for row in weights[prefix:end])
         return Written(tokens[prefix:end], mean * len(tokens), ended, sources)
 
-    def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]]) -> list[float]:
+    def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]], *, alone: bool = False) -> list[float]:
         """The logarithm of the probability of each target given its source, its end included."""
         results = self._model.score_batch(
-            list(sources), list(targets), max_batch_size=BATCH_TOKENS, batch_type="tokens", max_input_length=0
+            list(sources),
+            list(targets),
+            max_batch_size=1 if alone else BATCH_TOKENS,
+            batch_type="examples" if alone else "tokens",
+            max_input_length=0,
         )
         return [sum(result.log_probs) for result in results]
 

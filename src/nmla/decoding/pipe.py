@@ -2,17 +2,57 @@
 
 import json
 import signal
+import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from nmla.decoding.translator import Translation, Translator
-from nmla.errors import DataError
+from nmla.decoding.translation import Translation
+from nmla.decoding.translator import Translator
+from nmla.errors import DataError, UsageError
+from nmla.progress import progress_bar
+from nmla.text.lines import COMPRESSED, arriving, decode_lines, open_text, require_file, standard_input
 
-FORMATS = ("text", "tsv", "jsonl")
+
+def translate_files(
+    translator: Translator, files: Sequence[Path], output: Path | None, form: str, **options: Any
+) -> None:
+    """Translate `files`, or standard input without any, to `output`, or standard output; long lines are told of."""
+    options["return_scores"] = form == "jsonl"
+    translator.settings(**options)  # before anything is written over
+    for file in files:
+        require_file(file)
+        if output and output.exists() and output.samefile(file):
+            raise UsageError(f"{output}: must not be what is translated, but is")
+    if output is None and sys.stdout is None:
+        raise UsageError("standard output must be open, but is closed")
+    with ExitStack() as held:
+        written = held.enter_context(output.open("wb")) if output else sys.stdout.buffer
+        bar = held.enter_context(progress_bar(enabled=bool(files) and not written.isatty()))
+        inputs: Sequence[Path | None] = files or [None]
+        for path in inputs:
+            stream = standard_input() if path is None else held.enter_context(open_text(path))
+            name = str(path or "stdin")
+            # How much text a compressed file holds is not known before its end.
+            task = bar.add_task(name, total=None if path is None or path.suffix in COMPRESSED else path.stat().st_size)
+            chunks = _chunks(stream, name, partial(bar.advance, task))
+            for number, translation in translate_lines(translator, chunks, written, form, **options):
+                if translation.parts > 1:
+                    print(f"{name}:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
+
+
+def _chunks(stream: BinaryIO, name: str, done: Callable[[int], None]) -> Iterator[Iterator[str]]:
+    """What arrives, and `done` is told the bytes of it once the next is asked for."""
+    first = 1
+    for lines in arriving(stream, name):
+        yield decode_lines(lines, name, first)
+        first += len(lines)
+        done(sum(map(len, lines)))
 
 
 def translate_lines(

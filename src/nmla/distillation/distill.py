@@ -13,10 +13,10 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ctranslate2
 import numpy as np
@@ -121,30 +121,41 @@ def _joined(work: Path, plan: str, output: Path) -> Iterator[None]:
     """Be one of those who work on `plan`; start anew what an earlier run did for another."""
     if output.exists():
         raise _Done
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / "members").open("a") as members:
-        with (work / "lock").open("a") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            if output.exists():
-                raise _Done
-            path = work / "plan.json"
-            if path.exists() and path.read_text(encoding="utf-8") == plan:
-                say(f"nmla distill: going on with what was done of {output}")
-                (work / "parts").mkdir(exist_ok=True)
-            else:
-                try:
-                    fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise UsageError(f"{output}: another process makes it from something else") from None
-                if path.exists():
-                    say(f"nmla distill: an earlier run for {output} had other settings or inputs; starting anew")
-                for entry in work.iterdir():
-                    if entry.name not in ("members", "lock"):
-                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                (work / "parts").mkdir()
-                write_text(path, plan)
-            fcntl.flock(members, fcntl.LOCK_SH)
+    with ExitStack() as held:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            members = held.enter_context((work / "members").open("a"))
+            with (work / "lock").open("a") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                if output.exists():
+                    raise _Done
+                _begin_or_go_on(work, plan, output, members)
+        except FileNotFoundError:
+            if not output.exists():
+                raise
+            raise _Done from None  # another has just finished, and removed the work
         yield
+
+
+def _begin_or_go_on(work: Path, plan: str, output: Path, members: TextIO) -> None:
+    """Be one of the `members`; nobody else is here meanwhile."""
+    path = work / "plan.json"
+    if path.exists() and path.read_text(encoding="utf-8") == plan:
+        say(f"nmla distill: going on with what was done of {output}")
+        (work / "parts").mkdir(exist_ok=True)
+    else:
+        try:
+            fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{output}: another process makes it from something else") from None
+        if path.exists():
+            say(f"nmla distill: an earlier run for {output} had other settings or inputs; starting anew")
+        for entry in work.iterdir():
+            if entry.name not in ("members", "lock"):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        (work / "parts").mkdir()
+        write_text(path, plan)
+    fcntl.flock(members, fcntl.LOCK_SH)
 
 
 @contextmanager

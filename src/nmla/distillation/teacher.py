@@ -4,6 +4,7 @@ It is one of ours, or any CTranslate2 model directory that holds the sentencepie
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +114,13 @@ class Teacher:
     def translate(self, texts: Sequence[str], beam_size: int = 5) -> list[str]:
         return [self.text(of.tokens) for of in self.write([self.source_tokens(text) for text in texts], beam_size)]
 
-    def score(self, texts: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[list[float]]:
+    def score(
+        self, texts: Sequence[str], candidates: Sequence[Sequence[str]], *, alone: bool = False
+    ) -> list[list[float]]:
         """How good the teacher finds each of the candidates for each text: its log-probability per token.
 
-        All are scored in one call, so that few, or long ones, do not wait for each other. With one teacher's score the
+        All are scored in one call, so that few, or long ones, do not wait for each other; with `alone` the last bits
+        do not depend on the others. What is too long for the teacher is minus infinity. With a teacher's scores the
         best of several lengths of a fixed-length model is found, for instance.
         """
         sources, targets = [], []
@@ -124,8 +128,13 @@ class Teacher:
             source = [*self._prefix, *self.source_tokens(text), *self._suffix]
             sources += [source] * len(of_text)
             targets += [[*self._target_prefix, *self.target_tokens(candidate)] for candidate in of_text]
-        totals = self._translator.score(sources, targets)
-        means = iter([total / (len(target) + 1) for total, target in zip(totals, targets, strict=True)])
+        pairs = list(zip(sources, targets, strict=True))
+        fit = [max(len(source), len(target) + 1) <= self.max_positions for source, target in pairs]
+        short = [pair for pair, fits in zip(pairs, fit, strict=True) if fits]
+        totals = iter(self._translator.score(*map(list, zip(*short, strict=True)), alone=alone) if short else [])
+        means = iter(
+            [next(totals) / (len(target) + 1) if fits else -math.inf for target, fits in zip(targets, fit, strict=True)]
+        )
         return [[next(means) for _ in of_text] for of_text in candidates]
 
 

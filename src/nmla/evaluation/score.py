@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import sacrebleu
 
-from nmla.decoding.translator import Translation
+from nmla.decoding.translation import Translation
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import product
+from pathlib import Path
 
 from nmla.config import Decoding
-from nmla.decoding.translator import Translator
-from nmla.errors import UsageError
+from nmla.decoding.translator import Translator, save_decoding
+from nmla.errors import DataError, UsageError
 from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
+from nmla.files import write_text
+from nmla.models.pretrained import LANGUAGE_MODEL
 from nmla.progress import progress_bar
+from nmla.text.lines import read_lines
 
 LINES_AT_ONCE = 128
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
@@ -24,6 +28,30 @@ class Tried:
 
     decoding: Decoding
     scores: Scores
+
+
+def tune_model(
+    model: Path, source: Path, reference: Sequence[Path], lm: Path | None, beam_size: int, image: Path | None = None
+) -> list[Tried]:
+    """Tune a model's decoding on files, and keep the best with it, and with that the language model if it helps."""
+    sources = read_lines(source)
+    references = [read_lines(path) for path in reference]
+    for path, lines in zip(reference, references, strict=True):
+        if len(lines) != len(sources):
+            raise DataError(f"{path} must have one line per source, but has {len(lines)} for {len(sources)}")
+    if not sources:
+        raise DataError(f"{source}: must hold at least one line, but is empty")
+    translator = Translator.load(model, lm)
+    translator.decoding = Decoding()
+    tried = tune(translator, sources, references, beam_size=beam_size)
+    if tried[0].decoding.alpha and lm is not None and translator.lm is not None:
+        aside = model / f".{LANGUAGE_MODEL}"
+        translator.lm.save(aside, translator.tokenizer)
+        aside.replace(model / LANGUAGE_MODEL)
+    save_decoding(tried[0].decoding, model)
+    if image is not None:
+        write_text(image, picture(tried))
+    return tried
 
 
 def tune(

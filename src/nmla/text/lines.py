@@ -7,6 +7,7 @@ shift every later line against the other side. A "\r" before the "\n" belongs to
 import gzip
 import io
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import zstandard
 
 from nmla.errors import DataError, UsageError
 
+COMPRESSED = (".gz", ".xz", ".zst")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_LINE_BYTES = 1 << 20  # longer is no sentence; the limit keeps memory flat
 DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.ZstdError)
@@ -38,7 +40,7 @@ def arriving(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
     """The lines of a stream, as many at a time as have arrived, so that nobody waits for a line that is there."""
     rest, done = b"", 0
     read: Callable[[int], bytes] = getattr(file, "read1", file.read)
-    while data := read(1 << 16):
+    while data := read(1 << 14):
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             yield [line + b"\n" for line in lines]
@@ -49,6 +51,12 @@ def arriving(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
             done += len(lines)
     if rest:
         yield [rest]
+
+
+def standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise UsageError("standard input must be open, but is closed")
+    return sys.stdin.buffer
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:

@@ -1,0 +1,161 @@
+"""Translations by models that write all words at once."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmla.config import Decoding, ModelConfig
+from nmla.data.batching import pad
+from nmla.decoding.argmax import Hypothesis, argmax_decode
+from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.translation import Token, Translation, batches, entropy
+from nmla.models.fixed_length import FixedLengthTransformer
+from nmla.models.transformer import ParallelTransformer, copied_state
+from nmla.text.tokenizer import BLANK, PAD, Tokenizer
+
+ROUND_TO = 8  # source lengths are padded to a multiple of this
+FULL = 96  # output positions that keep a processor busy: as many sentences go together, whatever there is
+
+
+class ParallelDecoder:
+    """One pass of the network, then argmax, a search, or the best of several lengths."""
+
+    def __init__(self, model: ParallelTransformer, tokenizer: Tokenizer, widest: int) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.widest = widest  # the most source tokens that come, their end included
+
+    def translations(
+        self, sentences: list[list[int]], tried: list[Decoding], lm: NgramLM | None
+    ) -> list[list[Translation]]:
+        """All sentences' translations, under each of the settings, which agree on batches."""
+        done: list[dict[int, Translation]] = [{} for _ in tried]
+        for rows, size, width in self._groups([len(sentence) for sentence in sentences], tried[0]):
+            # Sentences that are not there are stood in for, so that the shape is always the same.
+            group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
+            source, source_lengths = pad(group)
+            source = F.pad(source, (0, width - source.shape[1]), value=PAD)
+            if isinstance(self.model, FixedLengthTransformer):
+                for of, settings in zip(done, tried, strict=True):
+                    of.update(zip(rows, self._of_several_lengths(source, source_lengths, settings), strict=True))
+            else:
+                logits, lengths = self._logits(source, source_lengths, len(rows))
+                for of, settings in zip(done, tried, strict=True):
+                    of.update(zip(rows, self._decode(logits, lengths, source_lengths, settings, lm), strict=True))
+        return [[of[row] for row in range(len(sentences))] for of in done]
+
+    def _groups(self, lengths: list[int], settings: Decoding) -> Iterator[tuple[list[int], int, int]]:
+        """Rows that are translated together, as how many, and padded to which length.
+
+        The last bits of a sum depend on the shape of the product it is part of. So by default the shape depends on the
+        sentence's own length alone; the others fill what room there is.
+        """
+        config = self.model.config
+        if settings.fast:
+            several = settings.beam_size if config.family == "fixed_length" else 1
+            for rows in batches(lengths, settings, lambda length: several * output_positions(config, length)):
+                yield rows, len(rows), max(lengths[row] for row in rows)
+            return
+        alike: defaultdict[int, list[int]] = defaultdict(list)
+        for row, length in enumerate(lengths):
+            alike[min(-(-length // ROUND_TO) * ROUND_TO, self.widest)].append(row)
+        for width, rows in sorted(alike.items()):
+            # A fixed-length model's positions are as many as it decides: each sentence is alone.
+            size = 1 if config.family == "fixed_length" else max(1, -(-FULL // output_positions(config, width)))
+            for start in range(0, len(rows), size):
+                yield rows[start : start + size], size, width
+
+    @torch.inference_mode()
+    def _logits(self, source_BS: Tensor, source_lengths_B: Tensor, real: int) -> tuple[Tensor, Tensor]:
+        logits, lengths, *_ = self.model(source_BS.to(self._device), source_lengths_B.to(self._device))
+        return logits[:real].float(), lengths[:real].cpu()
+
+    @torch.inference_mode()
+    def _decode(
+        self, logits: Tensor, lengths: Tensor, source_lengths: Tensor, settings: Decoding, lm: NgramLM | None
+    ) -> list[Translation]:
+        collapse = self.model.config.family
+        blank = logits[..., BLANK].clone()
+        logits[..., BLANK] -= settings.blank_penalty
+        if settings.beam_size > 1:
+            from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
+
+            search = BeamSearch(settings.beam_size, settings.top_k, settings.alpha, settings.beta, lm)
+            found = search(
+                logits.cpu(), lengths.tolist(), blank=BLANK, collapse=collapse, num_hypotheses=settings.num_hypotheses
+            )
+        else:
+            found = [[one] for one in argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)]
+        told = [
+            self._told(of, row[:used], source, settings)
+            for of, row, used, source in zip(
+                found, logits, lengths.tolist(), source_lengths.tolist()[: len(logits)], strict=True
+            )
+        ]
+        logits[..., BLANK] = blank  # for who decodes them again
+        return told
+
+    @torch.inference_mode()
+    def _of_several_lengths(self, source_BS: Tensor, source_lengths_B: Tensor, settings: Decoding) -> list[Translation]:
+        """A fixed-length model's translations of the `beam_size` likeliest lengths, the surest per token first."""
+        assert isinstance(self.model, FixedLengthTransformer)
+        device, count = self._device, settings.beam_size
+        logits, lengths = self.model.of_several_lengths(source_BS.to(device), source_lengths_B.to(device), count)
+        sources = source_lengths_B.repeat_interleave(len(lengths) // len(source_BS)).tolist()
+        # One token a position: what collapses is a blank, should the model have learned to write it.
+        found = argmax_decode(logits, lengths, blank=BLANK, collapse="sctc")
+        rows = zip(found, logits.float(), lengths.tolist(), sources, strict=True)
+        # Each has one translation, and a score to choose by.
+        each = replace(settings, beam_size=1, num_hypotheses=1, return_scores=settings.return_scores or count > 1)
+        told = [self._told([of], row[:used], source, each) for of, row, used, source in rows]
+        count = len(told) // len(source_BS)
+        best = []
+        for start in range(0, len(told), count):
+            first, *others = sorted(told[start : start + count], key=lambda one: -one.score / one.positions)
+            best.append(replace(first, alternatives=tuple(others[: settings.num_hypotheses - 1])))
+        return best
+
+    def _told(self, found: list[Hypothesis], logits_TV: Tensor, source_tokens: int, settings: Decoding) -> Translation:
+        """The translation of a sentence, and if wanted what the model thought of it: sentence by sentence, for
+        probabilities of a whole batch would double its memory."""
+        used = len(logits_TV)
+        texts = [self.tokenizer.decode(of.tokens) for of in found]
+        if not settings.return_scores:
+            return Translation(texts[0], alternatives=tuple(map(Translation, texts[1:])), positions=used)
+        probs_TV = logits_TV.softmax(-1)
+        path = float(probs_TV.amax(-1).log().sum())
+        translations = [
+            Translation(
+                text,
+                of.score if settings.beam_size > 1 else path,
+                self._tokens(of, probs_TV, source_tokens),
+                entropy=entropy(probs_TV),
+                positions=used,
+            )
+            for text, of in zip(texts, found, strict=True)
+        ]
+        return replace(translations[0], alternatives=tuple(translations[1:]))
+
+    def _tokens(self, of: Hypothesis, probs_TV: Tensor, source_tokens: int) -> tuple[Token, ...]:
+        ends = [*of.positions, len(probs_TV)][1:]
+        confidences = [
+            float(probs_TV[begin:end, token].max())
+            for token, begin, end in zip(of.tokens, of.positions, ends, strict=True)
+        ]
+        places = torch.tensor(of.positions, dtype=torch.long)
+        sources = copied_state(places, torch.tensor(source_tokens), torch.tensor(len(probs_TV))).tolist()
+        pieces = map(self.tokenizer.piece, of.tokens)
+        return tuple(map(Token, pieces, confidences, sources))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def output_positions(config: ModelConfig, source_tokens: int) -> int:
+    """Positions that the decoder fills for a source; where it decides by itself, about as many as the source has."""
+    return source_tokens * (config.upsample if config.family in ("ctc", "sctc") else 1)

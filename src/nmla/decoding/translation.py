@@ -1,0 +1,49 @@
+"""What a translation is, and which sentences are translated together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmla.config import Decoding
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a translation."""
+
+    piece: str
+    confidence: float  # its probability, where the model was surest of it
+    source: int  # the source token it came from, as far as the model tells
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translated line. What the model thought of it is there if `return_scores` asked for it."""
+
+    text: str
+    score: float = 0.0  # the logarithm of the path's probability, or of the output's, or what a search maximised
+    tokens: tuple[Token, ...] = ()
+    alternatives: tuple["Translation", ...] = ()  # the next best, if `num_hypotheses` asked for more than one
+    entropy: float = 0.0  # of the model's prediction, in nats, summed over positions
+    positions: int = 0  # output positions, blanks included
+    parts: int = 1  # into how many pieces a long line was split
+
+
+def entropy(probs_TV: Tensor) -> float:
+    return float(torch.special.entr(probs_TV).sum())
+
+
+def batches(lengths: list[int], settings: Decoding, cost: Callable[[int], int]) -> Iterator[list[int]]:
+    """Rows of like length together, so that little is padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        rows = len(batch) + 1
+        size = rows if settings.batch_type == "examples" else cost(lengths[row]) * rows
+        if batch and size > settings.max_batch_size:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
