@@ -24,7 +24,7 @@ from nmla.data.batching import pad
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import ONE_MODE, generate
 from nmla.decoding.greedy import greedy_decode, longest_output
-from nmla.distillation.teacher import Teacher
+from nmla.decoding.teacher import Teacher
 from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.pretrained import load_model
 from nmla.text.lines import read_lines

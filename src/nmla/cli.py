@@ -50,8 +50,8 @@ def run_prepare(args: argparse.Namespace) -> None:
 
 
 def run_distill(args: argparse.Namespace) -> None:
+    from nmla.decoding.teacher import Format
     from nmla.distillation.distill import distill
-    from nmla.distillation.teacher import Format
 
     counts = distill(
         corpus=args.corpus,

@@ -6,8 +6,8 @@ import torch
 from nmla.config import ModelConfig
 from nmla.data.batching import pad
 from nmla.data.corpus import Corpus
+from nmla.decoding.teacher import Teacher
 from nmla.decoding.translator import Translator
-from nmla.distillation.teacher import Teacher
 from nmla.errors import UsageError
 from nmla.models.pretrained import build_model, save_model
 from nmla.text.tokenizer import BLANK, EOS

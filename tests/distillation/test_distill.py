@@ -16,9 +16,9 @@ from nmla.config import ModelConfig
 from nmla.data.corpus import Corpus, TokenStore
 from nmla.data.prepare import prepare
 from nmla.decoding.ctranslate import Written, export
+from nmla.decoding.teacher import Format, Teacher
 from nmla.decoding.translator import Translator
 from nmla.distillation.distill import distill
-from nmla.distillation.teacher import Format, Teacher
 from nmla.errors import DataError, UsageError
 from nmla.files import new_directory
 from nmla.models.pretrained import build_model, load_model, save_model

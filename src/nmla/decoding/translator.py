@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import ModelHubMixin, snapshot_download
@@ -17,6 +17,7 @@ from nmla.data.batching import pad
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.parallel import ParallelDecoder, output_positions
 from nmla.decoding.sequential import SequentialDecoder
+from nmla.decoding.teacher import Teacher
 from nmla.decoding.translation import Token, Translation
 from nmla.errors import DataError, UsageError
 from nmla.files import write_text
@@ -24,9 +25,6 @@ from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.pretrained import DECODING, FILES, LANGUAGE_MODEL, load_model, save_model
 from nmla.models.transformer import ParallelTransformer, Transformer
 from nmla.text.tokenizer import EOS, Tokenizer
-
-if TYPE_CHECKING:
-    from nmla.distillation.teacher import Teacher
 
 MAX_SOURCE_TOKENS = 512  # longer input is translated in pieces: attention's memory grows with the square
 LINES_AT_ONCE = 1024  # of a stream: enough for full batches, few enough for flat memory
@@ -48,7 +46,7 @@ class Translator(ModelHubMixin):
         tokenizer: Tokenizer,
         decoding: Decoding | None = None,
         lm: NgramLM | None = None,
-        teacher: "Teacher | None" = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -76,8 +74,6 @@ class Translator(ModelHubMixin):
         language_model = NgramLM.load(path, tokenizer) if lm is not None or path.exists() else None
         rescorer = None
         if teacher is not None:
-            from nmla.distillation.teacher import Teacher
-
             rescorer = Teacher(Path(teacher), workers=torch.get_num_threads())
         return cls(model.eval(), tokenizer, _load_decoding(directory), language_model, rescorer)
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from nmla import __version__
 from nmla.data.assemble import seal, write_shards
 from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
-from nmla.distillation.teacher import Format, Teacher, check_teacher, identity
+from nmla.decoding.teacher import Format, Teacher, check_teacher, identity
 from nmla.errors import UsageError
 from nmla.files import publish, sha256, write_bytes, write_text
 from nmla.progress import progress_bar, say
