@@ -318,9 +318,11 @@ def _search(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
-    """The logarithm of the probability of all paths that collapse to these tokens."""
-    states = 2 * len(tokens) + 1  # a blank, a token, a blank, ...
+def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped-def]
+    """What paths to these tokens have at the end, in each state (a blank, a token, a blank, ...): the logarithm of
+    their mass; or, with ``(T, S)`` moves to fill, of the best path's, which they tell."""
+    states = 2 * len(tokens) + 1
+    best = len(moves) > 0
     before, after = np.full(states, _NONE), np.full(states, _NONE)
     for t in range(log_probs.shape[0]):
         for s in range(states):
@@ -330,42 +332,37 @@ def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
                 after[s] = score if s < 2 else _NONE
                 continue
             mass = before[s] if merge or not own else _NONE
-            if s > 0:
-                mass = _add(mass, before[s - 1])
-            if s > 1 and own and not (merge and tokens[s // 2] == tokens[s // 2 - 1]):
-                mass = _add(mass, before[s - 2])
+            for step in range(1, min(s, 2) + 1):
+                if step == 2 and (not own or (merge and tokens[s // 2] == tokens[s // 2 - 1])):
+                    continue
+                if not best:
+                    mass = _add(mass, before[s - step])
+                elif before[s - step] > mass:
+                    mass, moves[t, s] = before[s - step], step
             after[s] = mass + score
         before, after = after, before
+    return before
+
+
+@numba.njit(nogil=True, cache=True)
+def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
+    """The logarithm of the probability of all paths that collapse to these tokens."""
     if log_probs.shape[0] == 0:
-        return 0.0 if states == 1 else _NONE
-    return before[0] if states == 1 else _add(before[states - 1], before[states - 2])
+        return 0.0 if len(tokens) == 0 else _NONE
+    ends = _lattice(log_probs, tokens, blank, merge, np.zeros((0, 0), np.int8))
+    return ends[0] if len(tokens) == 0 else _add(ends[-1], ends[-2])
 
 
 @numba.njit(nogil=True, cache=True)
 def align(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
     """Where each token begins on the most probable path of all that collapse to these tokens (Viterbi)."""
-    positions, states = log_probs.shape[0], 2 * len(tokens) + 1  # a blank, a token, a blank, ...
-    best = np.full(states, _NONE)
-    moves = np.zeros((positions, states), np.int8)
-    for t in range(positions):
-        after = np.full(states, _NONE)
-        for s in range(states):
-            own = s % 2 == 1
-            score = log_probs[t, tokens[s // 2] if own else blank]
-            if t == 0:
-                after[s] = score if s < 2 else _NONE
-                continue
-            top = best[s] if merge or not own else _NONE
-            if s > 0 and best[s - 1] > top:
-                top, moves[t, s] = best[s - 1], 1
-            if s > 1 and own and best[s - 2] > top and not (merge and tokens[s // 2] == tokens[s // 2 - 1]):
-                top, moves[t, s] = best[s - 2], 2
-            after[s] = top + score
-        best = after
+    positions, states = log_probs.shape[0], 2 * len(tokens) + 1
     begins = np.zeros(len(tokens), np.int64)
     if positions == 0 or len(tokens) == 0:
         return begins
-    s = states - 1 if best[states - 1] > best[states - 2] else states - 2
+    moves = np.zeros((positions, states), np.int8)
+    ends = _lattice(log_probs, tokens, blank, merge, moves)
+    s = states - 1 if ends[-1] > ends[-2] else states - 2
     for t in range(positions - 1, -1, -1):
         if s % 2 == 1:
             begins[s // 2] = t
