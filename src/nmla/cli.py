@@ -98,37 +98,37 @@ def _decoding(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_score(args: argparse.Namespace) -> None:
-    from nmla.errors import DataError
     from nmla.text.lines import decode_lines, read_lines, standard_input
 
     if (args.model is None) != (args.source is None):
         raise UsageError("--model and --source must be given together: the model translates the source")
     references = [read_lines(path) for path in args.reference]
+    baseline = read_lines(args.baseline) if args.baseline else None
+    entropy = None
     if args.model is not None:
         from nmla.decoding.translator import Translator
+        from nmla.evaluation.score import mean_entropy
 
-        texts = read_lines(args.source)
-        options = {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
-        translations = Translator.load(args.model, args.lm, args.teacher).translate_batch(
-            texts, **options, return_scores=True
-        )
+        translator = Translator.load(args.model, args.lm, args.teacher)
+        translations = translator.translate_batch(read_lines(args.source), **_decoding(args), return_scores=True)
         hypotheses = [translation.text for translation in translations]
+        entropy = mean_entropy(translations)
     else:
         hypotheses = list(decode_lines(standard_input(), "stdin"))
-    for path, reference in zip(args.reference, references, strict=True):
-        if len(reference) != len(hypotheses):
-            raise DataError(f"{path} must have one line per output, but has {len(reference)} for {len(hypotheses)}")
-    if not hypotheses:
-        raise DataError("there must be at least one line to score, but there is none")
 
-    from nmla.evaluation.score import mean_entropy, score
+    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, table
 
-    scores = score(hypotheses, references)
-    print(f"BLEU\t{scores.bleu:.2f}\t{scores.bleu_signature}")
-    print(f"chrF\t{scores.chrf:.2f}\t{scores.chrf_signature}")
-    print(f"length ratio\t{scores.length_ratio:.3f}")
-    if args.model is not None:
-        print(f"entropy\t{mean_entropy(translations):.3f}\tnats per output position")
+    others = [*zip(map(str, args.reference), references, strict=True)]
+    check_parallel(hypotheses, [*others, *([(str(args.baseline), baseline)] if baseline is not None else [])])
+    samples = SAMPLES if args.intervals or baseline is not None else 0
+    measured = measure(hypotheses, references, baseline=baseline, samples=samples, tokenised=args.tokenised)
+    if args.meteor is not None:
+        from nmla.evaluation.meteor import meteor
+
+        measured.append(meteor(hypotheses, references, args.meteor, args.meteor_jar))
+    if entropy is not None:
+        measured.append(Measured("entropy", entropy, "nats per output position"))
+    print(table(measured, args.format))
 
 
 def run_tune(args: argparse.Namespace) -> None:
@@ -372,6 +372,19 @@ COMMANDS = {
             },
             "--model": {"type": Path, "help": "translate --source with this model, and tell its entropy too"},
             "--source": {"type": Path, "help": "what --model translates"},
+            "--baseline": {
+                "type": Path,
+                "help": "another system's outputs, to test differences (paired bootstrap)",
+            },
+            "--intervals": {"action": "store_true", "help": "tell 95 %% confidence intervals (bootstrap)"},
+            "--tokenised": {
+                "action": "store_true",
+                "help": "outputs and references are split into tokens already, and BLEU counts these: only to compare "
+                "with papers that did so on the same tokens",
+            },
+            "--meteor": {"metavar": "LANGUAGE", "help": "also METEOR 1.5, such as de; needs java and nmla[meteor]"},
+            "--meteor-jar": {"type": Path, "help": "METEOR's program (default: the one of nmla[meteor])"},
+            "--format": {"choices": ("tsv", "json"), "default": "tsv", "help": "json: all digits (default: tsv)"},
             **{name: option for name, option in DECODING_OPTIONS.items() if name != "--num-hypotheses"},
         },
     ),

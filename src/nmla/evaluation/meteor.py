@@ -1,0 +1,55 @@
+"""METEOR 1.5, by its own program: other implementations give other numbers."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmla.errors import NmlaError, UsageError
+from nmla.evaluation.measure import Lines, Measured
+
+# Paraphrase tables for other languages than English are not part of the program.
+MODULES = {"en": "exact stem synonym paraphrase"}
+WITHOUT_TABLES = "exact stem"
+PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
+
+
+def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: Path | None = None) -> Measured:
+    """METEOR, from 0 to 1 as it is published, with punctuation normalised."""
+    jar = jar or _installed()
+    if not jar.is_file():
+        raise UsageError(f"{jar}: must be METEOR's jar, but does not exist")
+    if shutil.which("java") is None:
+        raise UsageError("METEOR needs java, which must be on the path, but is not; install a Java runtime")
+    modules = MODULES.get(language, WITHOUT_TABLES)
+    with tempfile.TemporaryDirectory(prefix="nmla-") as directory:
+        outputs, targets = Path(directory) / "outputs", Path(directory) / "references"
+        outputs.write_text("".join(f"{_one_line(line)}\n" for line in hypotheses), encoding="utf-8")
+        # A sentence's references follow each other.
+        together = (line for of_sentence in zip(*references, strict=True) for line in of_sentence)
+        targets.write_text("".join(f"{_one_line(line)}\n" for line in together), encoding="utf-8")
+        command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", str(jar), str(outputs), str(targets)]
+        command += ["-l", language, "-norm", "-m", modules, "-r", str(len(references))]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    if found := re.search(r"^Final score:\s+([\d.]+)", done.stdout, re.MULTILINE):
+        return Measured("METEOR", float(found[1]), f'meteor-1.5|-l {language} -norm -m "{modules}"')
+    if "anguage" in (said := (done.stderr + done.stdout).strip()):
+        raise UsageError(f"METEOR must know the language, but says of {language!r}: {said.splitlines()[-1]}")
+    raise NmlaError(f"METEOR gave no score: {(said.splitlines() or ['it said nothing'])[-1]}")
+
+
+def _one_line(text: str) -> str:
+    """Java ends lines at more characters than we do."""
+    return " ".join(text.splitlines())
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            f"METEOR needs its jar, but {PACKAGE} is not there: pip install nmla[meteor], or name a jar by --meteor-jar"
+        )
+    return Path(spec.origin).parent / JAR

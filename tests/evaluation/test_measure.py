@@ -1,0 +1,63 @@
+import json
+import random
+
+import pytest
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from nmla.evaluation.measure import measure, table
+
+WORDS = "der die das alte neue Haus Baum Hund sieht geht läuft heute morgen und , .".split()
+
+
+@pytest.fixture(scope="module")
+def systems():
+    """References, and two systems that get some words wrong."""
+    drawn = random.Random(1)
+    references = [" ".join(drawn.choices(WORDS, k=drawn.randint(3, 15))) for _ in range(60)]
+
+    def spoil(line, share):
+        return " ".join(drawn.choice(WORDS) if drawn.random() < share else word for word in line.split())
+
+    return references, [spoil(line, 0.2) for line in references], [spoil(line, 0.3) for line in references]
+
+
+def test_scores_tests_and_intervals_are_sacrebleus(systems):
+    references, better, worse = systems
+    measured = {one.name: one for one in measure(better, [references], baseline=worse, samples=400)}
+    metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF(), "TER": sacrebleu.TER()}
+    _, theirs = PairedTest([("worse", worse), ("better", better)], metrics, [references], "bs", n_samples=400)()
+    for name, metric in metrics.items():
+        one, (baseline, system) = measured[name], theirs[{"chrF": "chrF2"}.get(name, name)]
+        assert one.score == metric.corpus_score(better, [references]).score == system.score
+        assert one.difference == system.score - baseline.score
+        assert one.p_value == pytest.approx(system.p_value, abs=1e-9)
+        assert (one.interval[1] - one.interval[0]) / 2 == pytest.approx(system.ci, rel=1e-4)
+        low, high = one.difference_interval
+        assert low < one.difference < high
+        assert one.signature == f"{metric.get_signature()}|bs:400|seed:12345"
+
+
+def test_brevity_is_told(systems):
+    references, *_ = systems
+    short = [line.rsplit(" ", 1)[0] for line in references]
+    measured = {one.name: one.score for one in measure(short, [references])}
+    own = sacrebleu.BLEU().corpus_score(short, [references])
+    assert measured["brevity penalty"] == own.bp < 1
+    assert measured["length ratio"] == own.sys_len / own.ref_len
+
+
+def test_tokenised_text_is_taken_as_it_is():
+    outputs, references = ["a well-known man , he said"], ["a well @-@ known man, he said"]
+    (own, *_) = measure(outputs, [references], tokenised=True)
+    assert own.score == sacrebleu.corpus_bleu(outputs, [references], tokenize="none", force=True).score
+    assert "tok:none" in own.signature
+
+
+def test_table_has_a_line_a_metric_or_all_digits(systems):
+    references, better, worse = systems
+    measured = measure(better, [references], baseline=worse, samples=50)
+    lines = table(measured, "tsv").split("\n")
+    assert [line.split("\t")[0] for line in lines] == ["BLEU", "chrF", "TER", "brevity penalty", "length ratio"]
+    assert " to the baseline\t95% [" in lines[0]
+    assert json.loads(table(measured, "json"))[0]["score"] == measured[0].score
