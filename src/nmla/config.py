@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 from nmla.errors import UsageError
 
@@ -198,24 +198,35 @@ class Recipe:
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a YAML recipe and apply `key=value` overrides such as ``train.steps=500``."""
-    if not path.exists() or path.is_dir():
-        raise UsageError(f"{path}: a recipe must be a YAML file, but there is none here")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: a recipe must be UTF-8 text, but is not") from None
-    return parse_recipe(text, overrides, name=str(path))
+    return parse_recipe(read_settings(path, "a recipe"), overrides, name=str(path))
 
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), name: str = "recipe") -> Recipe:
     """A recipe from YAML text; errors call it `name`."""
+    return parse_settings(Recipe, text, overrides, name)
+
+
+def read_settings(path: Path, what: str) -> str:
+    if not path.exists() or path.is_dir():
+        raise UsageError(f"{path}: {what} must be a YAML file, but there is none here")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: {what} must be UTF-8 text, but is not") from None
+
+
+Schema = TypeVar("Schema")
+
+
+def parse_settings(schema: type[Schema], text: str, overrides: Sequence[str], name: str) -> Schema:
+    """The settings of a dataclass from YAML text; errors call them `name`."""
     import yaml  # heavy, like omegaconf: only who reads a recipe pays for it
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         if not isinstance(yaml.safe_load(text), dict | None):
-            raise UsageError(f"{name}: a recipe must be a mapping of settings, but is {text.strip()!r}")
+            raise UsageError(f"{name}: must be a mapping of settings, but is {text.strip()!r}")
         given = OmegaConf.create(text)
         for override in overrides:
             key, equals, value = override.partition("=")
@@ -223,15 +234,15 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), name: str = "recipe")
                 raise UsageError(f"an override must be key=value, but is {override!r}")
             # A text is taken as it is typed: a directory called 007 is not the number 7.
             OmegaConf.update(given, key, value if key in TEXTS else yaml.safe_load(value), force_add=True)
-        _refuse_unknown(Recipe, OmegaConf.to_container(given), name)
-        recipe = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Recipe), given))
+        _refuse_unknown(schema, OmegaConf.to_container(given), name)
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise UsageError(f"{name}: {key}{str(error).splitlines()[0]}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: must be YAML, but: {' '.join(str(error).split())}") from None
-    assert isinstance(recipe, Recipe)
-    return recipe
+    assert isinstance(settings, schema)
+    return settings
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -251,9 +262,14 @@ def _refuse_unknown(schema: Any, given: Any, name: str, prefix: str = "") -> Non
             raise UsageError(f"{name}: there is no setting {prefix}{key}; {hint}")
         section = next((t for t in _members(known[key]) if is_dataclass(t)), None)
         if section and value is not None:
-            if not isinstance(value, dict):
-                raise UsageError(f"{name}: {prefix}{key} must be a section with settings of its own, but is {value!r}")
-            _refuse_unknown(section, value, name, f"{prefix}{key}.")
+            many = origin if (origin := get_origin(known[key])) in (list, dict) else None
+            if not isinstance(value, many or dict):
+                must = f"a {many.__name__} of sections" if many else "a section with settings of its own"
+                raise UsageError(f"{name}: {prefix}{key} must be {must}, but is {value!r}")
+            if many is None:
+                _refuse_unknown(section, value, name, f"{prefix}{key}.")
+            for place, one in enumerate(value) if many is list else value.items() if many is dict else ():
+                _refuse_unknown(section, one, name, f"{prefix}{key}.{place}.")
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
