@@ -41,9 +41,16 @@ def desk(tmp_path_factory):
         (directory / f"{split}.en").write_text("".join(f"{sentence.source}\n" for sentence in part))
         (directory / f"{split}.de").write_text("".join(f"{sentence.target}\n" for sentence in part))
     (directory / "recipe.yaml").write_text("data: {corpus: corpora/mine}\noutput: runs/mine\n" + COPY_RECIPE)
+    (directory / "table.yaml").write_text(TABLE)
     return directory
 
 
+TABLE = """
+title: A table
+output: runs/tables
+test: {source: valid.en, references: [valid.de]}
+rows: [{name: CTC, recipe: recipe.yaml, overrides: [train.steps=20, finetune=null]}]
+"""
 # What the example of distill begins from.
 TEACHER = (
     "nmla train recipe.yaml model.family=autoregressive train.loss=cross_entropy train.steps=30 finetune=null "
@@ -51,7 +58,7 @@ TEACHER = (
 )
 
 
-LM = ("lm train", "lm convert")
+MODELS = ("prepare", "train", "teacher", "distill")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,7 @@ def examples(desk):
             capture_output=True,
             text=True,
         )
-        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LM, "tune")
+        for name in (*MODELS, "average", "translate", "score", "demo", "lm train", "lm convert", "tune", "reproduce")
     }
 
 
@@ -91,6 +98,7 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["score"].stdout.startswith("BLEU\t")
     assert "nrefs:1|case:mixed" in examples["score"].stdout
     assert examples["lm train"].stdout.startswith("1-grams\t300\n2-grams\t")
+    assert examples["reproduce"].stdout.startswith("## A table\n\n    nmla reproduce table.yaml\n\n| system | BLEU, ")
     assert examples["lm convert"].stdout == examples["lm train"].stdout
 
 

@@ -19,6 +19,7 @@ FLOORS = [
     ["evaluation"],
     ["training"],
     ["distillation", "engine", "serving"],
+    ["reproduce"],
     ["demo_report"],
     ["demo"],
     ["cli"],

@@ -132,15 +132,17 @@ def run_score(args: argparse.Namespace) -> None:
 
 
 def run_tune(args: argparse.Namespace) -> None:
-    from nmla.evaluation.tune import tune_model
+    from nmla.evaluation.tune import lines, tune_model
 
     tried = tune_model(args.model, args.source, args.reference, args.lm, args.beam_size, args.picture)
-    print("beam_size\tblank_penalty\talpha\tbeta\tBLEU\tchrF\tlength ratio")
-    for one in tried:
-        settings = one.decoding
-        weights = f"{settings.beam_size}\t{settings.blank_penalty:g}\t{settings.alpha:g}\t{settings.beta:g}"
-        print(f"{weights}\t{one.scores.bleu:.2f}\t{one.scores.chrf:.2f}\t{one.scores.length_ratio:.3f}")
+    print("\n".join(lines(tried)))
     print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
+
+
+def run_reproduce(args: argparse.Namespace) -> None:
+    from nmla.reproduce.run import reproduce
+
+    print(reproduce(args.table, args.jobs), end="")
 
 
 def run_average(args: argparse.Namespace) -> None:
@@ -386,6 +388,15 @@ COMMANDS = {
             "--meteor-jar": {"type": Path, "help": "METEOR's program (default: the one of nmla[meteor])"},
             "--format": {"choices": ("tsv", "json"), "default": "tsv", "help": "json: all digits (default: tsv)"},
             **{name: option for name, option in DECODING_OPTIONS.items() if name != "--num-hypotheses"},
+        },
+    ),
+    "reproduce": Command(
+        "make a whole table of results, or what is missing of it; called again after a stop, it goes on",
+        "nmla reproduce table.yaml --jobs 2",
+        run_reproduce,
+        {
+            "table": {"type": Path, "help": "a YAML file: rows, each a recipe, and the test set"},
+            "--jobs": {"type": int, "default": 1, "help": "stages that run at once, sharing the cores (default: 1)"},
         },
     ),
     "lm train": Command(

@@ -75,7 +75,7 @@ class Translator(ModelHubMixin):
         rescorer = None
         if teacher is not None:
             rescorer = Teacher(Path(teacher), workers=torch.get_num_threads())
-        return cls(model.eval(), tokenizer, _load_decoding(directory), language_model, rescorer)
+        return cls(model.eval(), tokenizer, load_decoding(directory), language_model, rescorer)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_model(self.model, self.tokenizer, save_directory)
@@ -248,7 +248,7 @@ def save_decoding(decoding: Decoding, directory: Path) -> None:
     write_text(directory / DECODING, json.dumps(changed, indent=2) + "\n")
 
 
-def _load_decoding(directory: Path) -> Decoding:
+def load_decoding(directory: Path) -> Decoding:
     if not (directory / DECODING).is_file():
         return Decoding()
     try:

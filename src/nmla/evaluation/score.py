@@ -40,3 +40,9 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str | None]])
 def mean_entropy(translations: Sequence[Translation]) -> float:
     """The model's uncertainty: entropy of its prediction, in nats, mean over all output positions."""
     return sum(t.entropy for t in translations) / max(sum(t.positions for t in translations), 1)
+
+
+def aligned(targets: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """References as scores want them, a list for the first of each sentence and so on, from all of each sentence."""
+    most = max(map(len, targets), default=0)
+    return [[of_line[r] if r < len(of_line) else None for of_line in targets] for r in range(most)]

@@ -116,6 +116,16 @@ def _sorted(tried: list[Tried]) -> list[Tried]:
     return sorted(tried, key=key)
 
 
+def lines(tried: Sequence[Tried]) -> list[str]:
+    """A table of all that was tried, as TSV."""
+    told = ["beam_size\tblank_penalty\talpha\tbeta\tBLEU\tchrF\tlength ratio"]
+    for one in tried:
+        settings = one.decoding
+        weights = f"{settings.beam_size}\t{settings.blank_penalty:g}\t{settings.alpha:g}\t{settings.beta:g}"
+        told.append(f"{weights}\t{one.scores.bleu:.2f}\t{one.scores.chrf:.2f}\t{one.scores.length_ratio:.3f}")
+    return told
+
+
 def picture(tried: Sequence[Tried]) -> str:
     """An SVG of BLEU over alpha and beta, one map for each blank penalty; without a search, over the penalty alone."""
     searched = [one for one in tried if one.decoding.beam_size > 1]

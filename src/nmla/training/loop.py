@@ -14,7 +14,7 @@ from nmla.config import Recipe, TrainConfig
 from nmla.data.corpus import Corpus
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, NmlaError, Stopped, UsageError
-from nmla.evaluation.score import mean_entropy, score
+from nmla.evaluation.score import aligned, mean_entropy, score
 from nmla.files import locked, new_directory
 from nmla.models.layers import set_dropout
 from nmla.models.pretrained import build_model, load_model, save_model
@@ -295,9 +295,7 @@ def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
     """Translate the validation set as a user would, and score it."""
     translator.model.eval()
     translations = translator.translate_batch(corpus.valid_source, return_scores=True, fast=True)
-    most = max(map(len, corpus.valid_targets))
-    references = [[of_line[r] if r < len(of_line) else None for of_line in corpus.valid_targets] for r in range(most)]
-    scores = score([t.text for t in translations], references)
+    scores = score([t.text for t in translations], aligned(corpus.valid_targets))
     return {
         "bleu": scores.bleu,
         "chrf": scores.chrf,

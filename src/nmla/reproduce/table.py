@@ -1,0 +1,95 @@
+"""A table of results as settings: which rows, on which test set, decoded in which ways."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nmla.config import Recipe, load_recipe, parse_settings, read_settings
+from nmla.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TestConfig:
+    source: str  # a text file, one sentence a line
+    references: list[str]  # its translations
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding, which becomes a column."""
+
+    beam_size: int = 1  # of a search, or the lengths that a fixed-length model tries
+    tune: bool = False  # the blank penalty on the validation set, and with a beam the weights of its search
+    lm: bool = False  # search with the table's language model
+    teacher: bool = False  # the recipe's first teacher chooses among what was found
+    families: list[str] = field(default_factory=list)  # model families that are decoded like this (default: all)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    overrides: list[str] = field(default_factory=list)  # of the recipe, such as finetune.ngram=3
+    recipe: str = ""  # a file beside the table's (default: the table's recipe)
+    seeds: list[int] = field(default_factory=list)  # (default: the table's)
+    ways: list[str] = field(default_factory=list)  # (default: all that the model family can)
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    text: str  # a text file in the target language
+    order: int = 4
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    output: str  # directory of all that is made
+    test: TestConfig
+    rows: list[Row]
+    recipe: str = ""  # of all rows that name none, beside this file
+    seeds: list[int] = field(default_factory=lambda: [1])
+    ways: dict[str, Way] = field(default_factory=lambda: {"argmax": Way()})
+    baseline: str = ""  # the row that the others are tested against (default: the first)
+    lm: LanguageModelConfig | None = None
+    about: str = ""  # what the reader must know
+
+    def __post_init__(self) -> None:
+        names = [row.name for row in self.rows]
+        if not names:
+            raise UsageError("rows must hold at least one row, but is empty")
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"rows must have different names, but two are called {min(twice)!r}")
+        if self.baseline and self.baseline not in names:
+            raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
+        for row in self.rows:
+            if unknown := [name for name in row.ways if name not in self.ways]:
+                raise UsageError(
+                    f"ways of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
+                )
+        if self.lm is None and (needs := [name for name, way in self.ways.items() if way.lm]):
+            raise UsageError(f"lm must say what the way {needs[0]!r} takes its language model from, but is not given")
+
+    def ways_of(self, row: Row, recipe: Recipe) -> Iterator[tuple[str, Way]]:
+        """The ways in which a row is decoded: those it names, or all that its family can."""
+        family = recipe.model.family
+        for name, way in self.ways.items():
+            can = family in ("ctc", "sctc") or not (way.tune or way.lm)
+            wanted = name in row.ways if row.ways else not way.families or family in way.families
+            if wanted and not can:
+                raise UsageError(f"ways of {row.name!r} must fit a {family} model, but {name!r} is tuned or has an LM")
+            if wanted and way.teacher and recipe.teacher is None:
+                raise UsageError(f"ways of {row.name!r} must fit its recipe, but {name!r} needs a teacher")
+            if wanted:
+                yield name, way
+
+
+def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
+    """A table, and the recipe of each of its rows, for the first seed."""
+    table = parse_settings(Table, read_settings(path, "a table"), (), name=str(path))
+    recipes = {}
+    for row in table.rows:
+        if not (name := row.recipe or table.recipe):
+            raise UsageError(f"{path}: a row must name a recipe, or the table one for all, but {row.name!r} has none")
+        recipes[row.name] = load_recipe(path.parent / name, row.overrides)
+        list(table.ways_of(row, recipes[row.name]))
+    return table, recipes
