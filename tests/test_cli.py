@@ -51,7 +51,7 @@ TEACHER = (
 )
 
 
-LM = ("lm train", "lm convert")
+LATER = ("lm train", "lm convert", "tune", "analyse")  # which build on the others
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def examples(desk):
             capture_output=True,
             text=True,
         )
-        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LM, "tune")
+        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LATER)
     }
 
 
@@ -92,6 +92,8 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert "nrefs:1|case:mixed" in examples["score"].stdout
     assert examples["lm train"].stdout.startswith("1-grams\t300\n2-grams\t")
     assert examples["lm convert"].stdout == examples["lm train"].stdout
+    assert examples["analyse"].stdout.startswith("measure\tctc\tnmla\tfile\treference\tnote\nBLEU\t")
+    assert "\nblanks\t" in examples["analyse"].stdout
 
 
 def test_score_of_a_model_tells_its_entropy(examples, desk):
