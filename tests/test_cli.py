@@ -58,7 +58,7 @@ TEACHER = (
 )
 
 
-MODELS = ("prepare", "train", "teacher", "distill")
+LATER = ("lm train", "lm convert", "tune", "analyse", "reproduce")  # which build on the others
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def examples(desk):
             capture_output=True,
             text=True,
         )
-        for name in (*MODELS, "average", "translate", "score", "demo", "lm train", "lm convert", "tune", "reproduce")
+        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LATER)
     }
 
 
@@ -100,6 +100,8 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["lm train"].stdout.startswith("1-grams\t300\n2-grams\t")
     assert examples["reproduce"].stdout.startswith("## A table\n\n    nmla reproduce table.yaml\n\n| system | BLEU, ")
     assert examples["lm convert"].stdout == examples["lm train"].stdout
+    assert examples["analyse"].stdout.startswith("measure\tctc\tnmla\tfile\treference\tnote\nBLEU\t")
+    assert "\nblanks\t" in examples["analyse"].stdout
 
 
 def test_score_of_a_model_tells_its_entropy(examples, desk):

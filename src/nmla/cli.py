@@ -131,6 +131,23 @@ def run_score(args: argparse.Namespace) -> None:
     print(table(measured, args.format))
 
 
+def run_analyse(args: argparse.Namespace) -> None:
+    from nmla.evaluation.analysis import analyse_files
+    from nmla.evaluation.analysis_table import render
+
+    analysis = analyse_files(
+        args.system,
+        args.reference,
+        source=args.source,
+        lm=args.lm,
+        tokenizer=_tokenizer(args.tokenizer) if args.tokenizer else None,
+        bounds=args.buckets,
+        quantiles=args.quantiles,
+        examples=args.examples,
+    )
+    print(render(analysis, args.format))
+
+
 def run_tune(args: argparse.Namespace) -> None:
     from nmla.evaluation.tune import lines, tune_model
 
@@ -388,6 +405,50 @@ COMMANDS = {
             "--meteor-jar": {"type": Path, "help": "METEOR's program (default: the one of nmla[meteor])"},
             "--format": {"choices": ("tsv", "json"), "default": "tsv", "help": "json: all digits (default: tsv)"},
             **{name: option for name, option in DECODING_OPTIONS.items() if name != "--num-hypotheses"},
+        },
+    ),
+    "analyse": Command(
+        "tell what sets systems apart: scores by length, fluency, word order, the sentences that differ most",
+        "nmla analyse --source valid.en --reference valid.de --system ctc=runs/mine/train/model "
+        "--system nmla=runs/mine/finetune/model --system file=output.de --lm lm.lm",
+        run_analyse,
+        {
+            "--system": {
+                "required": True,
+                "action": "append",
+                "metavar": "NAME=PATH",
+                "help": "a file of outputs, one a line, or a model directory; give it again for more systems, "
+                "which are compared with the first",
+            },
+            "--reference": {
+                "type": Path,
+                "required": True,
+                "action": "append",
+                "help": "one sentence a line; give it again for more references: lengths and order are the first's",
+            },
+            "--source": {"type": Path, "help": "what models translate, and what is shown in examples"},
+            "--lm": {"type": Path, "help": "a language model, for the outputs' perplexity"},
+            "--tokenizer": {
+                "type": Path,
+                "help": "a corpus, model or tokenizer.model: the vocabulary of --lm (default: the first model's)",
+            },
+            "--buckets": {
+                "type": int,
+                "nargs": "+",
+                "metavar": "WORDS",
+                "help": "the longest references of all buckets but the last (default: 20 40 60)",
+            },
+            "--quantiles": {"type": int, "help": "instead, how many buckets of about equally many sentences"},
+            "--examples": {
+                "type": int,
+                "default": 5,
+                "help": "sentences shown that gained most, and lost (default: 5)",
+            },
+            "--format": {
+                "choices": ("tsv", "json", "markdown"),
+                "default": "tsv",
+                "help": "json: all digits (default: tsv)",
+            },
         },
     ),
     "reproduce": Command(

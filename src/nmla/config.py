@@ -120,7 +120,7 @@ class Decoding:
     alpha: float = 0.0  # weight of the language model in that search
     beta: float = 0.0  # weight of the logarithm of the length in it
     blank_penalty: float = 0.0  # taken from a CTC model's blank before the softmax: above 0, outputs get longer
-    return_scores: bool = False  # also scores, tokens with confidence and source, and entropy
+    return_scores: bool = False  # also scores, tokens with confidence and source, entropy and blanks
     fast: bool = False  # batches as they come: a translation's last bits may then depend on the others
     max_batch_size: int = 2048  # of these batches
     batch_type: str = "tokens"  # what that counts: output positions, or "examples"

@@ -128,6 +128,7 @@ class ParallelDecoder:
             return Translation(texts[0], alternatives=tuple(map(Translation, texts[1:])), positions=used)
         probs_TV = logits_TV.softmax(-1)
         path = float(probs_TV.amax(-1).log().sum())
+        blanks = int((logits_TV.argmax(-1) == BLANK).sum())
         translations = [
             Translation(
                 text,
@@ -135,6 +136,7 @@ class ParallelDecoder:
                 self._tokens(of, probs_TV, source_tokens),
                 entropy=entropy(probs_TV),
                 positions=used,
+                blanks=blanks,
             )
             for text, of in zip(texts, found, strict=True)
         ]

@@ -28,6 +28,7 @@ class Translation:
     alternatives: tuple["Translation", ...] = ()  # the next best, if `num_hypotheses` asked for more than one
     entropy: float = 0.0  # of the model's prediction, in nats, summed over positions
     positions: int = 0  # output positions, blanks included
+    blanks: int = 0  # positions where the blank is the most probable
     parts: int = 1  # into how many pieces a long line was split
 
 

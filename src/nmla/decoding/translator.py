@@ -228,6 +228,7 @@ class Translator(ModelHubMixin):
             tuple(tokens),
             entropy=sum(part.entropy for part in parts),
             positions=sum(part.positions for part in parts),
+            blanks=sum(part.blanks for part in parts),
             parts=len(parts),
         )
 

@@ -13,6 +13,8 @@ class Scores:
     bleu: float
     chrf: float
     length_ratio: float  # output words to reference words, as BLEU counts them
+    brevity_penalty: float  # BLEU's
+    precisions: tuple[float, ...]  # BLEU's, in percent, of n-grams of orders 1 to 4
     bleu_signature: str
     chrf_signature: str
 
@@ -32,6 +34,8 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str | None]])
         bleu=bleu_score.score,
         chrf=chrf_score.score,
         length_ratio=bleu_score.sys_len / max(bleu_score.ref_len, 1),
+        brevity_penalty=bleu_score.bp,
+        precisions=tuple(bleu_score.precisions),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )

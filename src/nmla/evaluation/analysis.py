@@ -1,0 +1,396 @@
+"""What sets systems apart: scores by length and by n-gram, fluency, word order, and the sentences that differ most.
+
+Words are BLEU's: punctuation stands alone. With several references, lengths, repeats, perplexity and word order are
+those of the first, and BLEU and chrF take all.
+"""
+
+import math
+from bisect import bisect, insort
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import sacrebleu
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+from nmla.data.corpus import TOKENIZER
+from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.translation import Translation
+from nmla.decoding.translator import Translator
+from nmla.errors import DataError, UsageError
+from nmla.evaluation.measure import Lines
+from nmla.evaluation.score import Scores, mean_entropy, score
+from nmla.models.pretrained import CONFIG
+from nmla.progress import progress_bar
+from nmla.text.lines import read_lines
+from nmla.text.tokenizer import Tokenizer
+
+BOUNDS = (20, 40, 60)  # longest references of all buckets but the last, in words
+EXAMPLES = 5
+
+Words = Sequence[Sequence[str]]  # of each sentence
+
+
+@dataclass(frozen=True)
+class System:
+    """A system's outputs, one per sentence, and of a model also what it thought of them."""
+
+    name: str
+    outputs: Lines
+    translations: Sequence[Translation] | None = None  # with scores
+    family: str | None = None  # of the model
+
+    @classmethod
+    def of_model(cls, name: str, translator: Translator, sources: Lines) -> "System":
+        """What a model makes of `sources`, decoded as it decodes by itself."""
+        translations = []
+        with progress_bar() as bar:
+            task = bar.add_task(name, total=len(sources))
+            for translation in translator.translate_iterable(sources, return_scores=True):
+                translations.append(translation)
+                bar.advance(task)
+        return cls(name, [one.text for one in translations], translations, translator.model.config.family)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sentences whose references are about equally long, and what BLEU is of them alone; None if there are none."""
+
+    shortest: int  # in words
+    longest: int | None  # None: any length
+    sentences: int
+    bleu: float | None
+    brevity_penalty: float | None
+
+
+@dataclass(frozen=True)
+class Fluency:
+    """How text reads, whatever it should say."""
+
+    words: int
+    repeats: float  # share of words that are equal to the one just before
+    perplexity: float | None  # per token, ends of sentences included; None without a language model
+
+
+@dataclass(frozen=True)
+class WordOrder:
+    """How far the output's words stand from where the reference has them; None where there is nothing to compare."""
+
+    discordant: float | None  # Kendall's tau distance: share of the pairs of matched words that are the other way round
+    displacement: float | None  # mean difference of a matched word's places, each as a share of its sentence's length
+
+
+@dataclass(frozen=True)
+class Report:
+    """All about one system."""
+
+    name: str
+    scores: Scores
+    buckets: tuple[Bucket, ...]
+    fluency: Fluency
+    order: WordOrder
+    entropy: float | None  # of a model's prediction, in nats, mean over output positions
+    blanks: float | None  # share of output positions where the blank is the most probable; for CTC and SCTC
+
+
+@dataclass(frozen=True)
+class Example:
+    line: int  # from 1
+    source: str | None
+    references: tuple[str, ...]
+    baseline: str  # the first system's output
+    output: str
+    baseline_chrf: float  # of this sentence
+    chrf: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The sentences in which a system differs most from the first, by chrF, the largest difference first."""
+
+    name: str
+    baseline: str
+    gained: tuple[Example, ...]
+    lost: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    sentences: int
+    reference: Fluency
+    systems: tuple[Report, ...]
+    comparisons: tuple[Comparison, ...]  # of each other system with the first
+
+
+def analyse_files(
+    systems: Sequence[str],
+    references: Sequence[Path],
+    *,
+    source: Path | None = None,
+    lm: Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    bounds: Sequence[int] | None = None,
+    quantiles: int | None = None,
+    examples: int = EXAMPLES,
+) -> Analysis:
+    """:func:`analyse` of files. A system is "NAME=PATH", the path a file of outputs or a model's directory.
+
+    The tokenizer of the language model is that of the first model unless another is given. What can be found wrong
+    without translating is found before.
+    """
+    _check_settings(bounds, quantiles, examples)
+    paths = _named_paths(systems)
+    models = {name: path for name, path in paths.items() if path.is_dir()}
+    for path in models.values():
+        if not (path / CONFIG).is_file():
+            raise UsageError(f"{path}: must be a file of outputs or a model directory, but holds no {CONFIG}")
+    if models and source is None:
+        raise UsageError(f"--source must be given for {next(iter(models))} to translate, but is not")
+    if tokenizer is not None and lm is None:
+        raise UsageError("--tokenizer is for a language model, so --lm must be given too, but is not")
+    language_model = None
+    if lm is not None:
+        if tokenizer is None and not models:
+            raise UsageError(
+                "--tokenizer must tell the vocabulary of --lm where no system is a model, but is not given"
+            )
+        tokenizer = tokenizer or Tokenizer.load(next(iter(models.values())) / TOKENIZER)
+        _check_vocabulary(tokenizer)
+        language_model = NgramLM.load(lm, tokenizer)
+    targets = [read_lines(path) for path in references]
+    sources = read_lines(source) if source is not None else None
+    outputs = {name: read_lines(path) for name, path in paths.items() if name not in models}
+    named = [*zip(map(str, references), targets, strict=True), *((str(paths[name]), outputs[name]) for name in outputs)]
+    _check_lines([*named, (str(source), sources)] if sources is not None else named)
+    analysed = [
+        System.of_model(name, Translator.load(path), sources or []) if name in models else System(name, outputs[name])
+        for name, path in paths.items()
+    ]
+    return analyse(
+        analysed,
+        targets,
+        sources=sources,
+        lm=language_model,
+        tokenizer=tokenizer,
+        bounds=bounds,
+        quantiles=quantiles,
+        examples=examples,
+    )
+
+
+def analyse(
+    systems: Sequence[System],
+    references: Sequence[Lines],
+    *,
+    sources: Lines | None = None,
+    lm: NgramLM | None = None,
+    tokenizer: Tokenizer | None = None,
+    bounds: Sequence[int] | None = None,
+    quantiles: int | None = None,
+    examples: int = EXAMPLES,
+) -> Analysis:
+    """Analyse systems side by side; each but the first is compared with the first.
+
+    Args:
+        systems: each has one output per sentence.
+        references: one or more lists of one translation per sentence.
+        sources: for the examples.
+        lm: a language model of the target language, for perplexity, with the `tokenizer` that it is of.
+        bounds: longest references of all buckets but the last, in words (default: 20, 40, 60).
+        quantiles: instead, into how many buckets to part the sentences, as equal as their lengths allow.
+        examples: how many sentences are told that gained most, and that lost most.
+    """
+    _check_settings(bounds, quantiles, examples)
+    if not systems:
+        raise UsageError("there must be at least one system to analyse, but there is none")
+    if not references:
+        raise UsageError("there must be at least one reference, but there is none")
+    _check_names([system.name for system in systems])
+    lists = [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)]
+    lists += [(f"system {system.name}", system.outputs) for system in systems]
+    _check_lines([*lists, ("the source", sources)] if sources is not None else lists)
+    if (lm is None) != (tokenizer is None):
+        raise UsageError("a language model and its tokenizer must be given together, but one is missing")
+
+    target = words(references[0])
+    lengths = [len(sentence) for sentence in target]
+    ranges = _ranges(_quantiles(lengths, quantiles) if quantiles is not None else bounds or BOUNDS)
+    rows = [
+        [row for row, length in enumerate(lengths) if shortest <= length and (longest is None or length <= longest)]
+        for shortest, longest in ranges
+    ]
+    reports = []
+    for system in systems:
+        output, told = words(system.outputs), system.translations
+        positions = sum(one.positions for one in told or ())
+        reports.append(
+            Report(
+                name=system.name,
+                scores=score(system.outputs, references),
+                buckets=tuple(
+                    _bucket(*span, of_span, system.outputs, references)
+                    for span, of_span in zip(ranges, rows, strict=True)
+                ),
+                fluency=fluency(system.outputs, output, lm, tokenizer),
+                order=word_order(output, target),
+                entropy=mean_entropy(told) if told is not None else None,
+                blanks=sum(one.blanks for one in told) / max(positions, 1)
+                if told is not None and system.family in ("ctc", "sctc")
+                else None,
+            )
+        )
+    return Analysis(
+        sentences=len(references[0]),
+        reference=fluency(references[0], target, lm, tokenizer),
+        systems=tuple(reports),
+        comparisons=_comparisons(systems, references, sources, examples),
+    )
+
+
+def words(lines: Lines) -> list[list[str]]:
+    """Each line's words, as BLEU counts them."""
+    tokenizer = Tokenizer13a()
+    return [tokenizer(line.rstrip()).split() for line in lines]
+
+
+def fluency(lines: Lines, split: Words, lm: NgramLM | None = None, tokenizer: Tokenizer | None = None) -> Fluency:
+    """How often the lines, which are also given as words, stutter, and what a language model says of them."""
+    count = sum(map(len, split))
+    repeats = sum(word == before for line in split for before, word in pairwise(line))
+    uncertain = perplexity(lines, lm, tokenizer) if lm is not None and tokenizer is not None else None
+    return Fluency(words=count, repeats=repeats / max(count, 1), perplexity=uncertain)
+
+
+def perplexity(lines: Lines, lm: NgramLM, tokenizer: Tokenizer) -> float:
+    """Per token; the end of each line is a token too."""
+    _check_vocabulary(tokenizer)
+    encoded = tokenizer.encode_batch(list(lines))
+    return math.exp(-sum(map(lm.score, encoded)) / sum(len(ids) + 1 for ids in encoded))
+
+
+def word_order(outputs: Words, references: Words) -> WordOrder:
+    """How non-monotonic outputs are against their references, over all sentences."""
+    discordant, pairs, displacement, matched = 0, 0, 0.0, 0
+    for output, reference in zip(outputs, references, strict=True):
+        matches = match(output, reference)
+        seen: list[int] = []
+        for place, there in matches:
+            discordant += len(seen) - bisect(seen, there)  # those before it here that are behind it there
+            pairs += len(seen)
+            insort(seen, there)
+            displacement += abs(place / len(output) - there / len(reference))
+        matched += len(matches)
+    return WordOrder(discordant / pairs if pairs else None, displacement / matched if matched else None)
+
+
+def match(output: Sequence[str], reference: Sequence[str]) -> list[tuple[int, int]]:
+    """Where equal words stand in both, in the output's order: a word's k-th occurrence belongs to its k-th."""
+    waiting: defaultdict[str, deque[int]] = defaultdict(deque)
+    for place, word in enumerate(reference):
+        waiting[word].append(place)
+    return [(place, waiting[word].popleft()) for place, word in enumerate(output) if waiting[word]]
+
+
+def _quantiles(lengths: Sequence[int], count: int) -> list[int]:
+    """Bounds that part the sentences into `count` buckets, or fewer where lengths are equal."""
+    ordered = sorted(lengths)
+    bounds = {ordered[-(-len(ordered) * k // count) - 1] for k in range(1, count)}
+    return sorted(bounds - {ordered[-1]})
+
+
+def _ranges(bounds: Sequence[int]) -> list[tuple[int, int | None]]:
+    return list(zip([0, *(bound + 1 for bound in bounds)], [*bounds, None], strict=True))
+
+
+def _bucket(
+    shortest: int, longest: int | None, rows: Sequence[int], outputs: Lines, references: Sequence[Lines]
+) -> Bucket:
+    if not rows:
+        return Bucket(shortest, longest, 0, None, None)
+    bleu = sacrebleu.BLEU(force=True)  # what it has to say of the text it has said of the whole
+    of_rows = bleu.corpus_score([outputs[row] for row in rows], [[lines[row] for row in rows] for lines in references])
+    return Bucket(shortest, longest, len(rows), of_rows.score, of_rows.bp)
+
+
+def _comparisons(
+    systems: Sequence[System], references: Sequence[Lines], sources: Lines | None, count: int
+) -> tuple[Comparison, ...]:
+    if len(systems) == 1:
+        return ()
+    first, *others = systems
+    before = _chrf(first.outputs, references)
+    comparisons = []
+    for system in others:
+        after = _chrf(system.outputs, references)
+        gains = [chrf - baseline for chrf, baseline in zip(after, before, strict=True)]
+        told = [
+            Example(
+                line=row + 1,
+                source=sources[row] if sources is not None else None,
+                references=tuple(lines[row] for lines in references),
+                baseline=first.outputs[row],
+                output=system.outputs[row],
+                baseline_chrf=before[row],
+                chrf=after[row],
+            )
+            for row in range(len(gains))
+        ]
+        # Of equal differences the first comes first, in both.
+        best = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)[:count]
+        worst = sorted(range(len(gains)), key=gains.__getitem__)[:count]
+        gained = tuple(told[row] for row in best if gains[row] > 0)
+        lost = tuple(told[row] for row in worst if gains[row] < 0)
+        comparisons.append(Comparison(system.name, first.name, gained, lost))
+    return tuple(comparisons)
+
+
+def _chrf(outputs: Lines, references: Sequence[Lines]) -> list[float]:
+    """Of each sentence: BLEU is too coarse for one alone."""
+    metric = sacrebleu.CHRF()
+    return [
+        metric.sentence_score(output, of_sentence).score
+        for output, *of_sentence in zip(outputs, *references, strict=True)
+    ]
+
+
+def _named_paths(systems: Sequence[str]) -> dict[str, Path]:
+    split = [system.partition("=") for system in systems]
+    for system, (name, _, path) in zip(systems, split, strict=True):
+        if not name or not path:
+            raise UsageError(f"a system must be NAME=PATH, but is {system!r}")
+    _check_names([name for name, _, _ in split])
+    return {name: Path(path) for name, _, path in split}
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"each system must have a name of its own, but {names.count(name)} are called {name}")
+
+
+def _check_vocabulary(tokenizer: Tokenizer) -> None:
+    """Refuse one that needs text split with "@@": outputs are whole words again, of which it would know few."""
+    if tokenizer.pretokenised and any(tokenizer.piece(token).endswith("@@") for token in range(tokenizer.vocab_size)):
+        raise UsageError("the language model's vocabulary must split text by itself, but needs text split with @@")
+
+
+def _check_lines(named: Sequence[tuple[str, Lines]]) -> None:
+    (first, lines), *others = named
+    for name, more in others:
+        if len(more) != len(lines):
+            raise DataError(f"{name} must have as many lines as {first}, which has {len(lines)}, but has {len(more)}")
+    if not lines:
+        raise DataError("there must be at least one line to analyse, but there is none")
+
+
+def _check_settings(bounds: Sequence[int] | None, quantiles: int | None, examples: int) -> None:
+    if bounds is not None and quantiles is not None:
+        raise UsageError("there must be either bounds of buckets or quantiles, but both are given")
+    if bounds is not None and (not bounds or bounds[0] < 1 or list(bounds) != sorted(set(bounds))):
+        raise UsageError(f"bounds of buckets must be above 0 and grow, but are {' '.join(map(str, bounds)) or 'none'}")
+    if quantiles is not None and quantiles < 1:
+        raise UsageError(f"quantiles must be at least 1, but are {quantiles}")
+    if examples < 0:
+        raise UsageError(f"examples must be at least 0, but are {examples}")

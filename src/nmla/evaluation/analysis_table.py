@@ -1,0 +1,119 @@
+"""An analysis as text: tables of systems side by side, as TSV or Markdown, or JSON with all digits."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from nmla.evaluation.analysis import Analysis, Bucket, Comparison, Example
+
+FORMATS = ("tsv", "json", "markdown")
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measure of all systems, and where it has one, of the reference."""
+
+    name: str
+    values: Sequence[float | None]
+    digits: int
+    note: str
+    reference: float | None = None
+
+
+def render(analysis: Analysis, form: str) -> str:
+    """The analysis in one of `FORMATS`."""
+    if form == "json":
+        return json.dumps(asdict(analysis), ensure_ascii=False, indent=2)
+    return _markdown(analysis) if form == "markdown" else _tsv(analysis)
+
+
+def rows(analysis: Analysis) -> Iterator[Row]:
+    """All measures; what no system has, such as the entropy of files, is left out."""
+    systems = analysis.systems
+    scores = [one.scores for one in systems]
+    yield Row("BLEU", [of.bleu for of in scores], 2, scores[0].bleu_signature)
+    yield Row("chrF", [of.chrf for of in scores], 2, scores[0].chrf_signature)
+    yield Row("brevity penalty", [of.brevity_penalty for of in scores], 3, "of BLEU")
+    length = "of outputs to references, in BLEU's words"
+    yield Row("length ratio", [of.length_ratio for of in scores], 3, length)
+    for order in range(len(scores[0].precisions)):
+        yield Row(f"{order + 1}-gram precision", [of.precisions[order] for of in scores], 2, "percent, of BLEU")
+    for number, bucket in enumerate(systems[0].buckets):
+        where, count = _words(bucket), f"{bucket.sentences} sentence{'s' * (bucket.sentences != 1)}"
+        buckets = [one.buckets[number] for one in systems]
+        yield Row(f"BLEU, {where}", [of.bleu for of in buckets], 2, count)
+        yield Row(f"brevity penalty, {where}", [of.brevity_penalty for of in buckets], 3, count)
+    reference, texts = analysis.reference, [one.fluency for one in systems]
+    repeated = "share of words equal to the one before"
+    yield Row("repeats", [of.repeats for of in texts], 4, repeated, reference.repeats)
+    orders = [one.order for one in systems]
+    discordant = "share of pairs of matched words in the other order (Kendall's tau distance)"
+    displacement = "of matched words, mean, as a share of the sentence"
+    rest = [
+        Row("perplexity", [of.perplexity for of in texts], 2, "per token, ends included", reference.perplexity),
+        Row("discordant pairs", [of.discordant for of in orders], 4, discordant),
+        Row("displacement", [of.displacement for of in orders], 4, displacement),
+        Row("entropy", [one.entropy for one in systems], 3, "nats per output position"),
+        Row("blanks", [one.blanks for one in systems], 4, "share of output positions"),
+    ]
+    yield from (row for row in rest if any(value is not None for value in row.values))
+
+
+def _words(bucket: Bucket) -> str:
+    if bucket.longest is None:
+        return f"over {bucket.shortest - 1} words" if bucket.shortest else "any length"
+    return f"{bucket.shortest} to {bucket.longest} words" if bucket.shortest else f"up to {bucket.longest} words"
+
+
+def _cells(analysis: Analysis) -> list[list[str]]:
+    header = ["measure", *(one.name for one in analysis.systems), "reference", "note"]
+    table = [header]
+    for row in rows(analysis):
+        numbers = [ABSENT if value is None else f"{value:.{row.digits}f}" for value in (*row.values, row.reference)]
+        table.append([row.name, *numbers, row.note])
+    return [[_one_line(cell) for cell in line] for line in table]
+
+
+def _tsv(analysis: Analysis) -> str:
+    """Tables one after the other, an empty line between them."""
+    tables = [_cells(analysis)]
+    for one in analysis.comparisons:
+        told = [("gained", example) for example in one.gained] + [("lost", example) for example in one.lost]
+        if told:
+            names = [name for name, _ in _texts(one, told[0][1])]
+            tables.append([["change", "line", f"chrF of {one.baseline}", f"chrF of {one.name}", *names]])
+        for change, example in told:
+            numbers = [str(example.line), f"{example.baseline_chrf:.2f}", f"{example.chrf:.2f}"]
+            tables[-1].append([change, *numbers, *(text for _, text in _texts(one, example))])
+    return "\n\n".join("\n".join("\t".join(map(_one_line, cells)) for cells in table) for table in tables)
+
+
+def _markdown(analysis: Analysis) -> str:
+    table = [[cell.replace("|", "\\|") for cell in cells] for cells in _cells(analysis)]
+    rule = ["---", *["---:"] * (len(table[0]) - 2), "---"]
+    lines = [f"| {' | '.join(cells)} |" for cells in (table[0], rule, *table[1:])]
+    for comparison in analysis.comparisons:
+        for change, examples in (("gained", comparison.gained), ("lost", comparison.lost)):
+            if examples:
+                lines += ["", f"## Where {comparison.name} {change} most against {comparison.baseline}"]
+            for example in examples:
+                texts = _texts(comparison, example)
+                width = max(len(name) for name, _ in texts)
+                lines += ["", f"Line {example.line}, chrF {example.baseline_chrf:.1f} to {example.chrf:.1f}:", ""]
+                # As code: a sentence may hold anything that Markdown would take for its own.
+                lines += [f"    {name:{width}}  {_one_line(text)}" for name, text in texts]
+    return "\n".join(lines)
+
+
+def _texts(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
+    """What is shown of a sentence, each with its name."""
+    source = [("source", example.source)] if example.source is not None else []
+    numbered = enumerate(example.references, start=1)
+    references = [("reference" if number == 1 else f"reference {number}", text) for number, text in numbered]
+    return [*source, *references, (comparison.baseline, example.baseline), (comparison.name, example.output)]
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s", " ", text)
