@@ -127,7 +127,13 @@ def at_most(limit: float, value: Tensor) -> Tensor:
 
 
 def ngram_matching_loss(
-    log_probs_TV: Tensor, references: list[list[int]], blank: int, n: int, collapse: str, exact_total: bool = True
+    log_probs_TV: Tensor,
+    references: list[list[int]],
+    blank: int,
+    n: int,
+    collapse: str,
+    exact_total: bool = True,
+    recall_weight: float = 1.0,
 ) -> Tensor:
     """A constant where the gradient is undefined: an expected count equal to the references'."""
     reference = reference_counts(references, n)
@@ -140,7 +146,8 @@ def ngram_matching_loss(
         total = expected_total(log_probs_TV, n, blank, collapse)
     else:
         total = (expected_length(log_probs_TV, blank, collapse) - n + 1).clamp(min=0)
-    loss = -2 * torch.stack(matched).sum() / (sum(reference.values()) + total)
+    size = recall_weight * sum(reference.values()) + total
+    loss = -(1 + recall_weight) * torch.stack(matched).sum() / size
     return loss if all(term.requires_grad for term in matched) else loss.detach()
 
 

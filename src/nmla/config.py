@@ -65,6 +65,8 @@ class TrainConfig:
     combine: list[float] = field(default_factory=lambda: [0.5, 0.5])  # weights of n = 1, 2, ... in the loss "combined"
     combine_mean: str = "arithmetic"  # or "geometric"
     exact_total: bool = True  # of an output's n-grams; false: as in the paper, wrong for outputs of few tokens
+    recall_weight: float = 1.0  # of recall beside precision in the loss "ngram": above 1, outputs get longer
+    ctc_weight: float = 0.0  # of the model's CTC loss per token, added to the loss "ngram"
     label_smoothing: float = 0.0  # of "cross_entropy"
     glance_from: float = 0.0  # glancing: the share of the errors that is revealed, at the first step (0: no glancing)
     glance_to: float = 0.0  # and at the last
@@ -94,7 +96,7 @@ class TrainConfig:
             _check(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1)", getattr(self, name))
         for name in ("glance_from", "glance_to"):
             _check(0 <= getattr(self, name) <= 1, f"{name} must be in [0, 1]", getattr(self, name))
-        for name in ("weight_decay", "patience"):
+        for name in ("weight_decay", "patience", "ctc_weight"):
             _check(getattr(self, name) >= 0, f"{name} must be at least 0", getattr(self, name))
         fits = all(weight >= 0 for weight in self.combine) and abs(sum(self.combine) - 1) < 1e-6
         _check(fits, "combine must hold weights of at least 0 that sum to 1", self.combine)
@@ -104,9 +106,23 @@ class TrainConfig:
             _check(self.loss in MANY_REFERENCES, f"references: together needs a loss of {MANY_REFERENCES}", self.loss)
         if self.glance_from or self.glance_to:
             _check(self.loss in GLANCING, f"glancing needs a loss of {GLANCING}", self.loss)
+        if self.recall_weight != 1:
+            _check(self.loss == "ngram", "recall_weight needs the loss ngram", self.loss)
+        if self.ctc_weight:
+            _check(self.loss == "ngram", "ctc_weight needs the loss ngram", self.loss)
+            _check(self.references == "each", "ctc_weight needs references: each", self.references)
         if self.label_smoothing:
             _check(self.loss == "cross_entropy", "label_smoothing needs the loss cross_entropy", self.loss)
-        zero = ("dropout", "label_smoothing", "glance_from", "glance_to", "weight_decay", "patience", "exact_total")
+        zero = (
+            "dropout",
+            "label_smoothing",
+            "ctc_weight",
+            "glance_from",
+            "glance_to",
+            "weight_decay",
+            "patience",
+            "exact_total",
+        )
         _check_positive("a stage", self, but=zero)
 
 

@@ -29,7 +29,7 @@ def larger_case(seed, references):
 def test_from_hidden(collapse, n, references, exact_total, monkeypatch):
     """The same whether sentences are weighted alike or not, and however many are taken at a time."""
     case = larger_case(n, references)
-    options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total}
+    options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total, "recall_weight": n / 2}
     padding = case.logits.isnan().any(-1, keepdim=True)
     hidden = torch.randn(7, 24, 6, dtype=torch.float64)
     garbage = leaf(hidden.masked_fill(padding, torch.nan))

@@ -123,11 +123,12 @@ def test_the_bound_on_short_outputs_holds():
     assert outcomes == {True, False}
 
 
-def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool) -> None:
-    options = {"blank": case.blank, "n": n, "collapse": collapse, "exact_total": exact_total}
+def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool, recall_weight: float = 1.0) -> None:
+    options = {"n": n, "collapse": collapse, "exact_total": exact_total, "recall_weight": recall_weight}
+    options["blank"] = case.blank
 
     def truth(log_probs, b):
-        return oracle.ngram_matching_loss(log_probs, case.references(b), case.blank, n, collapse, exact_total)
+        return oracle.ngram_matching_loss(log_probs, case.references(b), **options)
 
     logits = leaf(case.logits)
     losses = ngram_matching_loss(case.log_probs_of(logits), *case.arguments, **options)
@@ -143,7 +144,7 @@ def check_matching_loss(case: Case, n: int, collapse: str, exact_total: bool) ->
 def test_matching_loss(n, references, collapse):
     for seed in range(12):
         case = random_case(seed, references=references, zeros=seed % 3 == 2)
-        check_matching_loss(case, n, collapse, exact_total=seed % 4 != 3)
+        check_matching_loss(case, n, collapse, exact_total=seed % 4 != 3, recall_weight=(1.0, 0.5, 4.0)[seed // 4])
 
 
 def any_case(data: st.DataObject) -> Case:

@@ -94,6 +94,18 @@ def test_ngram_loss_is_a_mean_over_sentences(digits, family, n):
     assert float(setting.loss([[0, 1]])) == pytest.approx(float(expected.mean()))
 
 
+@pytest.mark.parametrize("family", ["ctc", "sctc"])
+def test_ngram_loss_takes_recall_and_some_of_ctc(digits, family):
+    setting = Setting(digits, family, loss="ngram", recall_weight=3.0, ctc_weight=0.2)
+    batch = setting.examples.batch(np.array([0, 1]))
+    logits, lengths, *_ = setting.model(batch.source, batch.source_lengths)
+    arguments = (logits.log_softmax(-1), batch.target, lengths, batch.target_lengths)
+    matching = losses.ngram_matching_loss(*arguments, blank=BLANK, collapse=family, recall_weight=3.0)
+    alignment = {"ctc": losses.ctc_loss, "sctc": losses.sctc_loss}[family](*arguments, blank=BLANK)
+    expected = matching + 0.2 * alignment / batch.target_lengths
+    assert float(setting.loss([[0, 1]])) == pytest.approx(float(expected.mean()))
+
+
 def test_autoregressive_loss_is_that_of_each_word_and_the_end(digits):
     setting = Setting(digits, "autoregressive", loss="cross_entropy")
     total, tokens = 0.0, 0

@@ -22,6 +22,7 @@ def ngram_matching_loss_with_logits(
     n: int = 2,
     collapse: str = "ctc",
     exact_total: bool = True,
+    recall_weight: float = 1.0,
 ) -> Tensor:
     r""":func:`ngram_matching_loss` of ``log_softmax(logits)`` in less time and memory: what training uses.
 
@@ -29,7 +30,8 @@ def ngram_matching_loss_with_logits(
 
     Args:
         logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
-        targets, input_lengths, target_lengths, blank, n, collapse, exact_total: as in :func:`ngram_matching_loss`.
+        targets, input_lengths, target_lengths, blank, n, collapse, exact_total, recall_weight: as in
+            :func:`ngram_matching_loss`.
 
     Returns:
         ``(B,)`` losses in [-1, 0]; float32 where the logits are of half precision.
@@ -46,7 +48,7 @@ def ngram_matching_loss_with_logits(
     """
     input_lengths = check_scores("logits", logits, input_lengths)
     problem = checked_problem(
-        logits, logits.shape[-1], targets, input_lengths, target_lengths, blank, n, collapse, exact_total
+        logits, logits.shape[-1], targets, input_lengths, target_lengths, blank, n, collapse, exact_total, recall_weight
     )
     loss_B: Tensor = _FromLogits.apply(*_to_differentiate(logits), problem)
     return loss_B
@@ -64,6 +66,7 @@ def fused_ngram_matching_loss(
     n: int = 2,
     collapse: str = "ctc",
     exact_total: bool = True,
+    recall_weight: float = 1.0,
 ) -> Tensor:
     r""":func:`ngram_matching_loss_with_logits` of ``hidden @ weight.T + bias``, a few sentences at a time.
 
@@ -76,7 +79,8 @@ def fused_ngram_matching_loss(
         hidden: ``(B, T, D)`` decoder states.
         weight: ``(V, D)`` output matrix.
         bias: ``(V,)`` or None.
-        targets, input_lengths, target_lengths, blank, n, collapse, exact_total: as in :func:`ngram_matching_loss`.
+        targets, input_lengths, target_lengths, blank, n, collapse, exact_total, recall_weight: as in
+            :func:`ngram_matching_loss`.
 
     Returns:
         ``(B,)`` losses in [-1, 0], differentiable in ``hidden``, ``weight`` and ``bias``; float32 where ``hidden`` is
@@ -95,7 +99,7 @@ def fused_ngram_matching_loss(
     if bias is not None and bias.shape != (vocabulary,):
         raise ValueError(f"bias must be ({vocabulary},) or None, but is {tuple(bias.shape)}")
     problem = checked_problem(
-        hidden, vocabulary, targets, input_lengths, target_lengths, blank, n, collapse, exact_total
+        hidden, vocabulary, targets, input_lengths, target_lengths, blank, n, collapse, exact_total, recall_weight
     )
     loss_B: Tensor = _FromHidden.apply(*_to_differentiate(hidden, weight, bias), problem)
     return loss_B

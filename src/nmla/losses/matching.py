@@ -1,5 +1,6 @@
 """The n-gram matching loss on log-probabilities, and combinations of it."""
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -22,6 +23,7 @@ def ngram_matching_loss(
     n: int = 2,
     collapse: str = "ctc",
     exact_total: bool = True,
+    recall_weight: float = 1.0,
 ) -> Tensor:
     r"""Minus the F1 score of n-gram matching between the expected output and the references.
 
@@ -46,6 +48,9 @@ def ngram_matching_loss(
         collapse: ``"ctc"`` or ``"sctc"``.
         exact_total: the exact expected number of n-grams; False takes the paper's E\|y\| - n + 1, or 0 where that is
             negative. With False the result may fall below -1.
+        recall_weight: how much recall counts beside precision: with :math:`w` the score is
+            :math:`(1 + w) \sum_g \min(C_g(y), C_g) / (\sum_g C_g + w \sum_g C_g(y))`. 1 is F1, as above. Above 1 even a
+            token that is seldom right pays, so outputs get longer.
 
     Returns:
         ``(B,)`` losses in [-1, 0].
@@ -58,6 +63,7 @@ def ngram_matching_loss(
     """
     check_collapse(collapse)
     check_n(n)
+    check_recall_weight(recall_weight)
     targets, input_lengths, target_lengths = check_arguments(
         log_probs, targets, input_lengths, target_lengths, blank=blank, several=True
     )
@@ -65,7 +71,7 @@ def ngram_matching_loss(
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, log_probs.dtype)
     counts_BG = counts_from_log_probs(log_probs, ngrams_BGn, input_lengths, blank, collapse)
     total_B = total_from_log_probs(log_probs, input_lengths, n, blank, collapse, exact_total)
-    return negative_f1(counts_BG, reference_BG, total_B)
+    return negative_score(counts_BG, reference_BG, total_B, recall_weight)
 
 
 def combined_ngram_loss(
@@ -134,9 +140,14 @@ def matched_ngrams(counts_BG: Tensor, reference_BG: Tensor) -> Tensor:
     return torch.where(counts_BG < reference_BG, counts_BG, reference_BG).sum(-1)
 
 
-def negative_f1(counts_BG: Tensor, reference_BG: Tensor, total_B: Tensor) -> Tensor:
-    """``(B,)`` minus F1, from expected counts, the references' counts, and the expected total."""
+def check_recall_weight(recall_weight: float) -> None:
+    if not 0 < recall_weight < math.inf:
+        raise ValueError(f"recall_weight must be above 0, but is {recall_weight}")
+
+
+def negative_score(counts_BG: Tensor, reference_BG: Tensor, total_B: Tensor, recall_weight: float) -> Tensor:
+    """``(B,)`` minus F1, or its weighted form, from expected counts, the references', and the expected total."""
     reference_B = reference_BG.sum(-1)
     # Rounding, or the paper's total, may make the total negative. An empty reference has nothing to match, and 0 / 1.
-    size_B = torch.where(reference_B == 0, 1.0, reference_B + total_B.clamp(min=0))
-    return -2 * matched_ngrams(counts_BG, reference_BG) / size_B
+    size_B = torch.where(reference_B == 0, 1.0, recall_weight * reference_B + total_B.clamp(min=0))
+    return -(1 + recall_weight) * matched_ngrams(counts_BG, reference_BG) / size_B

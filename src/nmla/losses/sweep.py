@@ -14,7 +14,7 @@ from torch import Tensor
 from .collapse import check_collapse
 from .inputs import check_blank, check_targets, full_type
 from .length import check_n, may_fall_short, shortfall_from_blanks, shortfall_from_probs, shortfall_gradient
-from .matching import negative_f1
+from .matching import check_recall_weight, negative_score
 from .ngram import counts_from_probs, reference_ngrams
 
 # Elements of the (positions, V) probabilities that are read or written at once: few enough to stay in the cache.
@@ -31,6 +31,7 @@ class Problem:
     blank: int
     collapse: str
     exact_total: bool
+    recall_weight: float
 
     def part(self, sentences: slice) -> "Problem":
         return replace(
@@ -51,13 +52,15 @@ def checked_problem(
     n: int,
     collapse: str,
     exact_total: bool,
+    recall_weight: float,
 ) -> Problem:
     check_collapse(collapse)
     check_n(n)
+    check_recall_weight(recall_weight)
     check_blank(blank, vocabulary)
     targets, target_lengths = check_targets(targets, target_lengths, scores, vocabulary, blank=blank, several=True)
     ngrams_BGn, reference_BG = reference_ngrams(targets, target_lengths, n, full_type(scores))
-    return Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total)
+    return Problem(ngrams_BGn, reference_BG, input_lengths.tolist(), blank, collapse, exact_total, recall_weight)
 
 
 class Sweep:
@@ -119,7 +122,7 @@ class Sweep:
             total_B = length_B - (self.n - 1) + self.shortfall_B
             if problem.exact_total and (self.n == 2 or (self.n > 2 and problem.collapse == "sctc")):
                 total_B = total_B + shortfall_from_blanks(self.blank_BT, self.n)
-            loss_B = negative_f1(counts_BG, problem.reference_BG, total_B)
+            loss_B = negative_score(counts_BG, problem.reference_BG, total_B, problem.recall_weight)
             if derivatives:
                 self.d_tokens_TnBG, self.d_blank_BT, self.d_total_B = torch.autograd.grad(loss_B.sum(), reads)
         for read in reads:

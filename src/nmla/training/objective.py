@@ -108,7 +108,7 @@ def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: Tra
 
 
 def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
-    return ngram_matching_loss_with_logits(
+    loss_B = ngram_matching_loss_with_logits(
         output.logits,
         batch.target,
         output.lengths,
@@ -117,7 +117,14 @@ def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig
         n=stage.ngram,
         collapse=config.family,
         exact_total=stage.exact_total,
+        recall_weight=stage.recall_weight,
     )
+    if stage.ctc_weight:
+        alignment = ctc_loss if config.family == "ctc" else sctc_loss
+        log_probs = output.logits.log_softmax(-1)
+        of_tokens_B = alignment(log_probs, batch.target, output.lengths, batch.target_lengths, blank=BLANK)
+        loss_B = loss_B + stage.ctc_weight * of_tokens_B / batch.target_lengths.clamp(min=1)
+    return loss_B
 
 
 def _combined(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
