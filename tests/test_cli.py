@@ -58,7 +58,8 @@ TEACHER = (
 )
 
 
-LATER = ("lm train", "lm convert", "tune", "analyse", "reproduce")  # which build on the others
+FIRST = ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo")
+THEN = ("lm train", "lm convert", "tune", "bench speed", "analyse", "reproduce")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def examples(desk):
             capture_output=True,
             text=True,
         )
-        for name in ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo", *LATER)
+        for name in (*FIRST, *THEN)
     }
 
 
@@ -102,6 +103,10 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["lm convert"].stdout == examples["lm train"].stdout
     assert examples["analyse"].stdout.startswith("measure\tctc\tnmla\tfile\treference\tnote\nBLEU\t")
     assert "\nblanks\t" in examples["analyse"].stdout
+    assert "\n| ctc argmax, default mode |" in examples["bench speed"].stdout
+    assert "beside ar beam 5 float32 in the same turn" in examples["bench speed"].stdout
+    assert examples["bench speed"].stderr == ""
+    assert (desk / "speed.svg").read_text().startswith("<svg")
 
 
 def test_score_of_a_model_tells_its_entropy(examples, desk):
@@ -193,6 +198,7 @@ PREPARE = ("prepare", "--train", "train.en", "train.de", "--valid", "valid.en", 
 
 
 LM_TRAIN = ("lm", "train", "--tokenizer", "nowhere")
+BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +228,13 @@ LM_TRAIN = ("lm", "train", "--tokenizer", "nowhere")
         (("demo", "--output", "."), 2, "must be empty or an earlier demo"),
         ((*LM_TRAIN, "--text", "train.de", "--output", "new.lm"), 2, "nowhere: must be a file, but does not exist"),
         (("lm", "convert", "train.de", "new.lm", "--tokenizer", "valid.de"), 3, "must be a sentencepiece model"),
+        (BENCH, 2, "nowhere: must be a model directory"),
+        ((*BENCH, "--system", "nowhere"), 2, "--system must be NAME=DIR, but is 'nowhere'"),
+        ((*BENCH, "--system", "a=other"), 2, "systems must have names of their own, but two are called 'a'"),
+        ((*BENCH, "--batch-sizes", "8", "0"), 2, "batch sizes must be at least 1, but there is 0"),
+        ((*BENCH, "--sentences", "0"), 2, "sentences must be at least 1, but there is 0"),
+        ((*BENCH, "--source", "empty"), 3, "empty: must hold at least one line, but is empty"),
+        ((*BENCH, "--picture", "."), 2, "must be a file to write, but is a directory"),
     ],
 )
 def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
@@ -287,6 +300,7 @@ def test_language_model_has_bars_on_a_terminal_too(digits, tmp_path):
         (("trian",), "invalid choice: 'trian'"),
         (("lm",), "nmla lm: the following arguments are required: COMMAND; see nmla lm --help"),
         (("lm", "tell"), "invalid choice: 'tell'"),
+        (("bench", "speed", "--source", "valid.en"), "the following arguments are required: --system; see nmla bench"),
     ],
 )
 def test_wrong_command_line_is_one_line_too(desk, arguments, message):

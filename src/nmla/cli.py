@@ -203,6 +203,50 @@ def run_lm_convert(args: argparse.Namespace) -> None:
     _tell_lm(convert_lm(args.input, args.output, _tokenizer(args.tokenizer)))
 
 
+def run_bench_speed(args: argparse.Namespace) -> None:
+    from nmla.errors import DataError
+    from nmla.evaluation.speed import check_settings, choose_sentences, load_systems, measure_speed
+    from nmla.evaluation.speed_report import picture, table
+    from nmla.files import write_text
+    from nmla.text.lines import read_lines
+
+    directories = _systems(args.system)
+    check_settings(args.batch_sizes, args.threads, args.turns, args.sentences)
+    if args.picture is not None and args.picture.is_dir():
+        raise UsageError(f"{args.picture}: must be a file to write, but is a directory")
+    lines = read_lines(args.source)
+    if not lines:  # told before the models are loaded
+        raise DataError(f"{args.source}: must hold at least one line, but is empty")
+    search = {name: getattr(args, name) for name in ("lm", "beam_size", "alpha", "beta")}
+    systems = load_systems(directories, threads=args.threads, compute_types=args.compute_types, **search)
+    speed = measure_speed(
+        systems,
+        choose_sentences(lines, args.sentences, systems, str(args.source)),
+        batch_sizes=args.batch_sizes,
+        threads=args.threads,
+        turns=args.turns,
+        baseline=args.baseline,
+    )
+    print(table(speed, args.format))
+    if args.format == "tsv":  # which has no place for it
+        print("; ".join(f"{name}: {value}" for name, value in speed.machine.items()), file=sys.stderr)
+    if args.picture is not None:
+        write_text(args.picture, picture(speed))
+
+
+def _systems(given: list[str]) -> dict[str, Path]:
+    """NAME=DIR, any number of them."""
+    systems: dict[str, Path] = {}
+    for one in given:
+        name, _, directory = one.partition("=")
+        if not (name.strip() and name.isprintable() and directory):
+            raise UsageError(f"--system must be NAME=DIR, but is {one!r}")
+        if name in systems:
+            raise UsageError(f"systems must have names of their own, but two are called {name!r}")
+        systems[name] = Path(directory)
+    return systems
+
+
 def _tokenizer(path: Path) -> "Tokenizer":
     from nmla.data.corpus import TOKENIZER
     from nmla.text.tokenizer import Tokenizer
@@ -243,7 +287,11 @@ LM_OPTIONS: dict[str, dict[str, Any]] = {
     "--tokenizer": {"type": Path, "required": True, "help": "a corpus, model or tokenizer.model: whose vocabulary"},
 }
 LM_OUTPUT = {"type": Path, "help": "what to write: ARPA if it ends in .arpa or .arpa.gz, compact if in .lm"}
-GROUPS = {"lm": "make a language model, or change its form"}  # of commands of two words
+NUMBERS: dict[str, Any] = {"nargs": "+", "type": int, "metavar": "N"}
+GROUPS = {  # of commands of two words
+    "lm": "make a language model, or change its form",
+    "bench": "measure models beside each other",
+}
 
 COMMANDS = {
     "demo": Command(
@@ -484,6 +532,53 @@ COMMANDS = {
             "input": {"type": Path, "help": "a language model, of any program's if it is ARPA"},
             "output": LM_OUTPUT,
             **LM_OPTIONS,
+        },
+    ),
+    "bench speed": Command(
+        "measure how fast models translate, in one run in which they take turns",
+        "nmla bench speed --source valid.en --system ctc=runs/mine/train/model --system ar=runs/teacher/train/model "
+        "--sentences 9 --batch-sizes 1 3 --threads 1 --turns 2 --picture speed.svg",
+        run_bench_speed,
+        {
+            "--source": {"type": Path, "required": True, "help": "what to translate, one sentence a line"},
+            "--system": {
+                "action": "append",
+                "required": True,
+                "metavar": "NAME=DIR",
+                "help": "a model of any family, or a CTranslate2 model with its sentencepiece models beside it, and "
+                "what it is called; give it again for more. Each is measured in all the ways it can be decoded",
+            },
+            "--baseline": {
+                "metavar": "NAME",
+                "help": "what all are compared with, as the table calls it (default: the first autoregressive model "
+                "with beam 5 in float32, or else the first system)",
+            },
+            "--batch-sizes": {**NUMBERS, "default": (1, 8, 32, 100, 400), "help": "(default: 1 8 32 100 400)"},
+            "--threads": {**NUMBERS, "default": (1, 2), "help": "how many work on a batch (default: 1 2)"},
+            "--turns": {"type": int, "default": 5, "help": "how often each is measured (default: 5)"},
+            "--sentences": {"type": int, "default": 400, "help": "how many, from all of the source (default: 400)"},
+            "--compute-types": {
+                "nargs": "+",
+                "choices": ("float32", "int8"),
+                "default": ("float32", "int8"),
+                "help": "of autoregressive models (default: both)",
+            },
+            "--lm": {
+                "type": Path,
+                "help": "a language model for the search of CTC models (default: their own, if any)",
+            },
+            "--beam-size": {
+                "type": int,
+                "help": "also measure the others with a search of this size (default: their own, if any)",
+            },
+            "--alpha": DECODING_OPTIONS["--alpha"] | {"help": "its weight (default: the tuned one, or 0.3)"},
+            "--beta": DECODING_OPTIONS["--beta"] | {"help": "weight of the length in it (default: the tuned one)"},
+            "--format": {
+                "choices": ("markdown", "json", "tsv"),
+                "default": "markdown",
+                "help": "json: all digits of all turns (default: markdown)",
+            },
+            "--picture": {"type": Path, "help": "an SVG of the speed-up by batch size"},
         },
     ),
 }

@@ -6,8 +6,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def progress_bar(enabled: bool = True) -> Progress:
-    """A bar with counts, time spent and time left, silent where stderr is not a terminal."""
+def progress_bar(enabled: bool = True, *, still: bool = False) -> Progress:
+    """A bar with counts, time spent and time left, silent where stderr is not a terminal.
+
+    A `still` one has no thread that draws it, which would disturb what is timed: who has it calls `refresh`.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -16,6 +19,7 @@ def progress_bar(enabled: bool = True) -> Progress:
         TextColumn("<"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        auto_refresh=not still,
         disable=not (enabled and sys.stderr.isatty()),
     )
 

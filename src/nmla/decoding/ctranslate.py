@@ -36,17 +36,23 @@ class Written:
 
 
 class CTranslator:
-    """A CTranslate2 model, from tokens to tokens; it translates on `workers` cores at a time."""
+    """A CTranslate2 model, from tokens to tokens; it works on `workers` batches at a time, each on `threads` cores."""
 
     def __init__(
-        self, directory: Path, *, compute_type: str = "float32", device: str = "cpu", workers: int = 1
+        self,
+        directory: Path,
+        *,
+        compute_type: str = "float32",
+        device: str = "cpu",
+        workers: int = 1,
+        threads: int = 1,
     ) -> None:
         self._model = ctranslate2.Translator(
             str(directory),
             device,
             compute_type=compute_type,
             inter_threads=workers,
-            intra_threads=1,
+            intra_threads=threads,
             max_queued_batches=-1,
         )
         self.config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -68,33 +74,45 @@ class CTranslator:
         num_hypotheses: int = 1,
         attention: bool = False,
         alone: bool = False,
+        batch_size: int | None = None,
     ) -> list[list[Written]]:
         """The best translations of each of `sources`. Where one is stopped depends on its source alone; with `alone`
-        each source is translated for itself, so that not even the last bits depend on others."""
-        groups: defaultdict[int, list[int]] = defaultdict(list)
-        for row, source in enumerate(sources):
-            groups[min(longest_output(len(source)), max_positions - 1)].append(row)
-        pending = {
-            most: self._model.translate_batch(
+        each source is translated for itself, so that not even the last bits depend on others.
+
+        With `batch_size` that many sources of like length go together, and are stopped where their longest is.
+        """
+        limits = [min(longest_output(len(source)), max_positions - 1) for source in sources]
+        if batch_size is None:
+            most, batch_type = (1, "examples") if alone else (BATCH_TOKENS, "tokens")
+            alike: defaultdict[int, list[int]] = defaultdict(list)
+            for row, limit in enumerate(limits):
+                alike[limit].append(row)
+            groups = [alike[limit] for limit in sorted(alike)]
+        else:
+            most, batch_type = batch_size, "examples"
+            order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+            groups = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        pending = [
+            self._model.translate_batch(
                 [sources[row] for row in rows],
                 [list(prefix)] * len(rows) if prefix else None,
-                max_batch_size=1 if alone else BATCH_TOKENS,
-                batch_type="examples" if alone else "tokens",
+                max_batch_size=most,
+                batch_type=batch_type,
                 asynchronous=True,
                 beam_size=beam_size,
                 max_input_length=0,
-                max_decoding_length=most,
+                max_decoding_length=max(limits[row] for row in rows),
                 min_decoding_length=0,
                 num_hypotheses=num_hypotheses,
                 return_scores=True,
                 return_end_token=True,
                 return_attention=attention,
             )
-            for most, rows in sorted(groups.items())
-        }
+            for rows in groups
+        ]
         done: dict[int, list[Written]] = {}
-        for most, results in pending.items():
-            for row, result in zip(groups[most], results, strict=True):
+        for rows, results in zip(groups, pending, strict=True):
+            for row, result in zip(rows, results, strict=True):
                 try:
                     found = result.result()
                 except RuntimeError as error:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -38,7 +39,13 @@ class Teacher:
     """Translates texts, and tells how likely it finds translations of others."""
 
     def __init__(
-        self, directory: Path, *, compute_type: str = "float32", workers: int = 1, form: Format | None = None
+        self,
+        directory: Path,
+        *,
+        compute_type: str = "float32",
+        workers: int = 1,
+        threads: int = 1,
+        form: Format | None = None,
     ) -> None:
         if compute_type not in COMPUTE_TYPES:
             raise UsageError(f"compute_type must be one of {', '.join(COMPUTE_TYPES)}, but is {compute_type!r}")
@@ -49,11 +56,11 @@ class Teacher:
         self._target_prefix: list[str] = []
         check_teacher(directory, form)
         if is_ours(directory):
-            self._load_ours(directory, compute_type, workers)
+            self._load_ours(directory, compute_type=compute_type, workers=workers, threads=threads)
         else:
-            self._load_theirs(directory, compute_type, workers, form or Format())
+            self._load_theirs(directory, form or Format(), compute_type=compute_type, workers=workers, threads=threads)
 
-    def _load_ours(self, directory: Path, compute_type: str, workers: int) -> None:
+    def _load_ours(self, directory: Path, **options: Any) -> None:
         model, tokenizer = load_model(directory)
         assert isinstance(model, AutoregressiveTransformer)
         self.tokenizer = tokenizer
@@ -63,12 +70,12 @@ class Teacher:
         self.max_source_tokens = self.max_positions // 2 - 20  # as many again, and some, can be written
         if self.max_source_tokens < 1:
             raise UsageError(f"{directory}: a teacher must have at least 42 positions, but has {self.max_positions}")
-        self._translator = CTranslator.of(model, tokenizer, compute_type=compute_type, workers=workers)
+        self._translator = CTranslator.of(model, tokenizer, **options)
 
-    def _load_theirs(self, directory: Path, compute_type: str, workers: int, form: Format) -> None:
+    def _load_theirs(self, directory: Path, form: Format, **options: Any) -> None:
         self._source_pieces, self._target_pieces = _sentencepieces(directory)
         try:
-            self._translator = CTranslator(directory, compute_type=compute_type, workers=workers)
+            self._translator = CTranslator(directory, **options)
         except (RuntimeError, OSError, ValueError) as error:
             raise DataError(f"{directory}: the CTranslate2 model cannot be loaded: {error}") from None
         config = self._translator.config
@@ -105,14 +112,17 @@ class Teacher:
             return self.tokenizer.decode([self.tokenizer.id(token) for token in tokens])
         return str(self._target_pieces.decode(tokens))
 
-    def write(self, sources: Sequence[list[str]], beam_size: int = 5) -> list[Written]:
-        """Translations of sources of at most `max_source_tokens` tokens each."""
+    def write(self, sources: Sequence[list[str]], beam_size: int = 5, batch_size: int | None = None) -> list[Written]:
+        """Translations of sources of at most `max_source_tokens` tokens each, `batch_size` of them at once if given."""
         around = [[*self._prefix, *source, *self._suffix] for source in sources]
-        written = self._translator.write(around, beam_size, self._target_prefix, self.max_positions)
+        written = self._translator.write(
+            around, beam_size, self._target_prefix, self.max_positions, batch_size=batch_size
+        )
         return [best for best, *_ in written]
 
-    def translate(self, texts: Sequence[str], beam_size: int = 5) -> list[str]:
-        return [self.text(of.tokens) for of in self.write([self.source_tokens(text) for text in texts], beam_size)]
+    def translate(self, texts: Sequence[str], beam_size: int = 5, batch_size: int | None = None) -> list[str]:
+        sources = [self.source_tokens(text) for text in texts]
+        return [self.text(of.tokens) for of in self.write(sources, beam_size, batch_size)]
 
     def score(
         self, texts: Sequence[str], candidates: Sequence[Sequence[str]], *, alone: bool = False

@@ -1,10 +1,10 @@
 """Pictures and pages without a plotting library: SVG that stands alone, and HTML that holds everything it shows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-COLOURS = ("#8a8f98", "#d9822b", "#2166ac")
+COLOURS = ("#8a8f98", "#d9822b", "#2166ac", "#2a9d4a", "#c2272d", "#8e44ad", "#17becf", "#6b4423")
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; overflow-wrap: anywhere; }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -40,32 +40,50 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "num
     )
 
 
-def curves(panels: Mapping[str, Mapping[str, Points]], unit: str) -> str:
+def curves(panels: Mapping[str, Mapping[str, Points]], unit: str, steps: Sequence[float] = ()) -> str:
     """An SVG of one panel per measure side by side, in each one line per system; `unit` is that of the x axis.
 
-    Systems have the same colour in every panel and are named once, above.
+    Systems have the same colour in every panel and are named once, above. With `steps` the x axis has these values,
+    at equal distances whatever they are.
     """
     width, height, gap = 230, 170, 44
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
-    colour = dict(zip(names, COLOURS, strict=False))
+    # More systems than colours begin again, with broken lines.
+    strokes = [f'stroke="{colour}"{dash}' for dash in ("", ' stroke-dasharray="6 4"') for colour in COLOURS]
+    stroke = {name: strokes[i % len(strokes)] for i, name in enumerate(names)}
     x_high = max((x for series in panels.values() for line in series.values() for x, _ in line), default=1.0)
+    column = max([190, *(46 + 7 * len(name) for name in names)])
+    total = max(len(panels) * (width + gap) + gap // 2, gap + column)
+    per_row = (total - gap) // column
     parts = []
     for i, name in enumerate(names):
-        x = gap + i * 190
-        parts.append(f'<rect x="{x}" y="10" width="22" height="4" fill="{colour[name]}"/>')
-        parts.append(f'<text x="{x + 28}" y="17">{escape(name)}</text>')
+        x, y = gap + i % per_row * column, 12 + i // per_row * 18
+        parts.append(f'<line x1="{x}" x2="{x + 22}" y1="{y}" y2="{y}" {stroke[name]} stroke-width="4"/>')
+        parts.append(f'<text x="{x + 28}" y="{y + 5}">{escape(name)}</text>')
+    top = 56 + max(len(names) - 1, 0) // per_row * 18
+
+    def across(x: float) -> float:
+        return steps.index(x) / max(len(steps) - 1, 1) if steps else x / x_high
+
+    marks = [(across(x), f"{x:g}", "middle") for x in steps] or [
+        (k / 2, f"{x_high * k / 2:.0f}" + (f" {unit}" if k == 2 else ""), ("start", "middle", "end")[k])
+        for k in range(3)
+    ]
     for i, (title, series) in enumerate(panels.items()):
-        parts.append(_panel(title, series, colour, unit, x_high, i * (width + gap) + gap, 56, width, height))
-    total = len(panels) * (width + gap) + gap // 2
-    return _svg(total, height + 84, "".join(parts), ", ".join(panels))
+        left = i * (width + gap) + gap
+        parts.append(_panel(title, series, stroke, across, marks, left, top, width, height))
+        if steps:  # too close for a word between them
+            below = top + height + 34
+            parts.append(f'<text x="{left + width}" y="{below}" text-anchor="end" fill="#555">{escape(unit)}</text>')
+    return _svg(total, top + height + (46 if steps else 28), "".join(parts), ", ".join(panels))
 
 
 def _panel(
     title: str,
     series: Mapping[str, Points],
-    colour: Mapping[str, str],
-    unit: str,
-    x_high: float,
+    stroke: Mapping[str, str],
+    across: Callable[[float], float],
+    marks: Sequence[tuple[float, str, str]],
     left: float,
     top: float,
     width: float,
@@ -73,9 +91,6 @@ def _panel(
 ) -> str:
     values = [y for line in series.values() for _, y in line]
     ticks = _ticks(min(values, default=0.0), max(values, default=1.0))
-
-    def across(x: float) -> float:
-        return left + x / x_high * width
 
     def up(y: float) -> float:
         return top + height - (y - ticks[0]) / (ticks[-1] - ticks[0]) * height
@@ -85,14 +100,15 @@ def _panel(
         y = up(value)
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>')
         parts.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{value:g}</text>')
-    for k in range(3):
-        value, x = x_high * k / 2, left + width * k / 2
-        anchor = ("start", "middle", "end")[k]
-        label = f"{value:.0f}" + (f" {unit}" if k == 2 else "")
+    for share, label, anchor in marks:
+        x = left + width * share
         parts.append(f'<text x="{x}" y="{top + height + 17}" text-anchor="{anchor}" fill="#555">{escape(label)}</text>')
     for name, line in series.items():
-        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour[name]}" stroke-width="2.2"/>')
+        path = " ".join(f"{left + across(x) * width:.1f},{up(y):.1f}" for x, y in line)
+        parts.append(f'<polyline points="{path}" fill="none" {stroke[name]} stroke-width="2.2"/>')
+        if len(line) == 1:  # which no line shows
+            x, y = line[0]
+            parts.append(f'<circle cx="{left + across(x) * width:.1f}" cy="{up(y):.1f}" r="3" {stroke[name]}/>')
     return "".join(parts)
 
 

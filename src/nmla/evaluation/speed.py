@@ -1,0 +1,396 @@
+"""How fast systems translate, from text to text: rivals take turns in one run, and are compared turn by turn."""
+
+import os
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmla import __version__
+from nmla.config import COMPUTE_TYPES
+from nmla.decoding.teacher import MODEL, Teacher
+from nmla.decoding.translator import Translator
+from nmla.errors import DataError, UsageError
+from nmla.progress import progress_bar, say
+
+BATCH_SIZES = (1, 8, 32, 100, 400)
+THREADS = (1, 2)
+TURNS = 5
+WARM_UP = 16  # sentences at least, for each batch size
+ALL, GROUPS = "all", ("short", "middle", "long")  # of the sentences, by source tokens
+SEARCHES = {"greedy": 1, "beam 5": 5}  # of autoregressive models
+BEAM_SIZE, ALPHA = 20, 0.3  # with a language model, of a model that is tuned for none
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class System:
+    """A rival."""
+
+    name: str
+    translate: Callable[[Sequence[str], int, int], object]  # texts, so many together, on so many threads
+    length: Callable[[str], int]  # a text's source tokens
+    longest: int  # the most source tokens that it takes in one piece
+    alone: bool = False  # measured one sentence at a time only
+    reference: bool = False  # what others are compared with, unless another is named
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a system took for some sentences, turn by turn."""
+
+    system: str
+    threads: int
+    batch_size: int
+    group: str  # all sentences, or those of like length
+    sentences: int
+    words: int  # of their sources
+    seconds: tuple[float, ...]
+    ratios: tuple[float, ...]  # the baseline's seconds to these; none where the baseline was not measured
+    medians: tuple[float, ...] = ()  # milliseconds a sentence, if they came one at a time
+    ninetieths: tuple[float, ...] = ()  # what nine sentences of ten stay below
+
+
+@dataclass(frozen=True)
+class Speed:
+    """All figures of a run, and where it ran."""
+
+    baseline: str
+    turns: int
+    sentences: int
+    words: int
+    lengths: dict[str, tuple[int, int]]  # the fewest and the most source tokens of each group
+    machine: dict[str, str]
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Sentences that all rivals translate, one rival after the other."""
+
+    threads: int
+    batch_size: int
+    group: str
+    rows: list[int]
+
+    @property
+    def batches(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+
+def measure_speed(
+    systems: Sequence[System],
+    sources: Sequence[str],
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    threads: Sequence[int] = THREADS,
+    turns: int = TURNS,
+    baseline: str | None = None,
+    clock: Clock = time.perf_counter,
+) -> Speed:
+    """Time all systems on all sources: in each turn, with each number of threads and batch size, one after the other.
+
+    Who begins changes from turn to turn. What a busy machine does to one it does to its neighbours too, so that ratios
+    within a turn say more than times. With batches of one, each sentence is timed; else all of them together, and
+    the batches are of like length. Short, middle and long sentences, by the source tokens of the first system, are
+    measured with the smallest and the largest batches that a third of the sentences fills.
+    """
+    check_settings(batch_sizes, threads, turns)
+    baseline = _baseline(systems, baseline)
+    if not sources:
+        raise DataError("there must be at least one sentence to translate, but there is none")
+    sizes, thread_counts = sorted(set(batch_sizes)), sorted(set(threads))
+    if sizes[-1] > len(sources):
+        say(f"batches of {sizes[-1]} are not full: there are {len(sources)} sentences")
+    if thread_counts[-1] > (found := cores()):
+        say(f"{thread_counts[-1]} threads are more than this machine's cores, {found}: they wait for each other")
+    lengths = [systems[0].length(text) for text in sources]
+    groups = _groups(lengths)
+    plan = [one for n in thread_counts for one in _passes(n, sizes, groups)]
+    machine = describe_machine()  # before its load is our own
+    taken = _take_turns(systems, sources, plan, groups, turns, clock)
+    return Speed(
+        baseline=baseline,
+        turns=turns,
+        sentences=len(sources),
+        words=_words(sources, groups[ALL]),
+        lengths={group: _ends([lengths[row] for row in rows]) for group, rows in groups.items()},
+        machine=machine,
+        figures=[
+            _figure(key, of_turns, taken.get((baseline, *key[1:])), sources, groups[key[3]])
+            for key, of_turns in taken.items()
+        ],
+    )
+
+
+def check_settings(batch_sizes: Sequence[int], threads: Sequence[int], turns: int, sentences: int = 1) -> None:
+    """Refuse, before any long work, what cannot be measured."""
+    for name, values in (
+        ("batch sizes", batch_sizes),
+        ("threads", threads),
+        ("turns", [turns]),
+        ("sentences", [sentences]),
+    ):
+        if not values:
+            raise UsageError(f"{name} must be at least one number, but there is none")
+        if min(values) < 1:
+            raise UsageError(f"{name} must be at least 1, but there is {min(values)}")
+
+
+def _baseline(systems: Sequence[System], named: str | None) -> str:
+    if not systems:
+        raise UsageError("there must be at least one system to measure, but there is none")
+    names = [system.name for system in systems]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"systems must have names of their own, but two are called {twice[0]!r}")
+    if named is None:
+        return next((system.name for system in systems if system.reference), names[0])
+    if named not in names:
+        raise UsageError(f"the baseline must be one of {', '.join(map(repr, names))}, but is {named!r}")
+    return named
+
+
+def _groups(lengths: list[int]) -> dict[str, list[int]]:
+    """All rows, and if there are enough of them three groups by length, whose sizes differ by one at most."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    groups = {ALL: sorted(order)}  # as in the text: like lengths in a row would make sentences faster than they are
+    if len(order) >= len(GROUPS):
+        bounds = [len(order) * i // len(GROUPS) for i in range(len(GROUPS) + 1)]
+        groups |= {group: order[bounds[i] : bounds[i + 1]] for i, group in enumerate(GROUPS)}
+    return groups
+
+
+def _ends(values: Sequence[int]) -> tuple[int, int]:
+    return min(values), max(values)
+
+
+def _passes(threads: int, sizes: list[int], groups: dict[str, list[int]]) -> Iterator[_Pass]:
+    for size in sizes:
+        yield _Pass(threads, size, ALL, groups[ALL])
+    filled = [size for size in sizes if size <= min(map(len, groups.values())) and len(groups) > 1]
+    for size in sorted({*filled[:1], *filled[-1:]} - {1}):  # sentences that are timed each need no pass of their own
+        for group in GROUPS:
+            yield _Pass(threads, size, group, groups[group])
+
+
+Key = tuple[str, int, int, str]  # system, threads, batch size, group
+Taken = dict[Key, list[list[float]]]  # turn by turn, the seconds of each call
+
+
+def _take_turns(
+    systems: Sequence[System],
+    sources: Sequence[str],
+    plan: list[_Pass],
+    groups: dict[str, list[int]],
+    turns: int,
+    clock: Clock,
+) -> Taken:
+    taken: defaultdict[Key, list[list[float]]] = defaultdict(list)
+    before = torch.get_num_threads()
+    try:
+        with progress_bar(still=True) as bar:
+            task = bar.add_task("warming up", total=None)
+            bar.refresh()
+            for one in plan:
+                torch.set_num_threads(one.threads)
+                for system in _able(systems, one):
+                    rows = one.rows[:: max(1, len(one.rows) // max(one.batch_size, WARM_UP))]  # of all lengths
+                    _time(system, [sources[row] for row in rows], one, clock)
+            batches = sum(one.batches * len(_able(systems, one)) for one in plan)
+            bar.reset(task, description="batches", total=turns * batches)
+            for turn in range(turns):
+                first = turn % len(systems)
+                for one in plan:
+                    torch.set_num_threads(one.threads)
+                    for system in _able([*systems[first:], *systems[:first]], one):
+                        seconds = _time(system, [sources[row] for row in one.rows], one, clock)
+                        taken[system.name, one.threads, one.batch_size, one.group].append(seconds)
+                        if one.batch_size == 1:
+                            of_row = dict(zip(one.rows, seconds, strict=True))
+                            for group in GROUPS if len(groups) > 1 else ():
+                                key = system.name, one.threads, 1, group
+                                taken[key].append([of_row[row] for row in groups[group]])
+                        bar.update(task, advance=one.batches, refresh=True)
+    finally:
+        torch.set_num_threads(before)
+    # As the systems were given, not as they happened to begin.
+    place = {system.name: i for i, system in enumerate(systems)}
+    return dict(sorted(taken.items(), key=lambda item: (item[0][1], place[item[0][0]], item[0][2])))
+
+
+def _able(systems: Sequence[System], one: _Pass) -> list[System]:
+    return [system for system in systems if one.batch_size == 1 or not system.alone]
+
+
+def _time(system: System, texts: list[str], one: _Pass, clock: Clock) -> list[float]:
+    """The seconds of each call: of each sentence, or with larger batches of all together."""
+    seconds = []
+    for call in [[text] for text in texts] if one.batch_size == 1 else [texts]:
+        start = clock()
+        system.translate(call, one.batch_size, one.threads)
+        seconds.append(clock() - start)
+    return seconds
+
+
+def _figure(
+    key: Key, taken: list[list[float]], of_baseline: list[list[float]] | None, sources: Sequence[str], rows: list[int]
+) -> Figure:
+    seconds = tuple(map(sum, taken))
+    ratios = tuple(theirs / own for theirs, own in zip(map(sum, of_baseline or ()), seconds, strict=False))
+    medians: tuple[float, ...] = ()
+    ninetieths: tuple[float, ...] = ()
+    if key[2] == 1:
+        medians = tuple(1000 * statistics.median(of_turn) for of_turn in taken)
+        ninetieths = tuple(1000 * float(np.percentile(of_turn, 90)) for of_turn in taken)
+    return Figure(*key, len(rows), _words(sources, rows), seconds, ratios, medians, ninetieths)
+
+
+def _words(sources: Sequence[str], rows: list[int]) -> int:
+    return sum(len(sources[row].split()) for row in rows)
+
+
+def load_systems(
+    directories: Mapping[str, Path],
+    *,
+    threads: Sequence[int] = THREADS,
+    compute_types: Sequence[str] = COMPUTE_TYPES,
+    **search: Any,
+) -> list[System]:
+    """The ways in which each model, known by its name, can be decoded.
+
+    Models that write all words at once: by argmax and, if they are tuned for a search or `search` asks for one, by
+    that. It is `lm`, `beam_size`, `alpha` and `beta`. Each also as it comes, when not asked to be fast. Autoregressive
+    ones, ours and CTranslate2's: greedily and by beam search, in each of the compute types.
+    """
+    systems: list[System] = []
+    for name, directory in directories.items():
+        translator = None if (directory / MODEL).is_file() else Translator.load(directory)
+        if translator is None or translator.model.config.family == "autoregressive":
+            systems += _sequential(name, directory, threads, compute_types)
+        else:
+            systems += _parallel(name, directory, translator, **search)
+    return systems
+
+
+def _sequential(name: str, directory: Path, threads: Sequence[int], compute_types: Sequence[str]) -> Iterator[System]:
+    for kind in compute_types:
+        # One batch at a time, on all threads, as torch works. CTranslate2 can also give each thread a batch of its own,
+        # but then a sentence that is alone has one thread, and of batches of 32 there are more than 32 at work.
+        teachers = {n: Teacher(directory, compute_type=kind, workers=1, threads=n) for n in sorted(set(threads))}
+        one = next(iter(teachers.values()))
+        for search, beam_size in SEARCHES.items():
+            yield System(
+                f"{name} {search} {kind}",
+                partial(_write, teachers, beam_size),
+                partial(_pieces, one),
+                one.max_source_tokens,
+                reference=(beam_size, kind) == (5, "float32"),
+            )
+
+
+def _write(teachers: dict[int, Teacher], beam_size: int, texts: Sequence[str], batch_size: int, threads: int) -> object:
+    return teachers[threads].translate(texts, beam_size, batch_size)
+
+
+def _pieces(teacher: Teacher, text: str) -> int:
+    return len(teacher.source_tokens(text))
+
+
+def _parallel(
+    name: str,
+    directory: Path,
+    translator: Translator,
+    *,
+    lm: Path | None = None,
+    beam_size: int | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+) -> Iterator[System]:
+    tuned = translator.decoding
+    plain = {"beam_size": 1, "num_hypotheses": 1, "alpha": 0.0, "beta": 0.0, "return_scores": False}
+    ways = {"argmax": plain}
+    if translator.model.config.family not in ("ctc", "sctc"):
+        lm = alpha = beta = None  # which are of no use to it, but maybe to another
+    elif lm is not None:
+        translator = Translator.load(directory, lm)
+    if beam_size is None:
+        beam_size = BEAM_SIZE if lm is not None and tuned.beam_size == 1 else tuned.beam_size
+    if beam_size != 1:
+        # How fast, not how good: any weight will do, as long as the language model is asked.
+        weight = (tuned.alpha or (ALPHA if lm is not None else 0.0)) if alpha is None else alpha
+        weights = {"alpha": weight, "beta": tuned.beta if beta is None else beta}
+        ways[f"beam {beam_size}"] = plain | {"beam_size": beam_size} | weights
+    elif lm is not None or alpha or beta:
+        raise UsageError(f"{name}: a language model and weights are for a search, but beam_size is 1")
+    for way, options in ways.items():
+        translator.settings(**options)  # refuses what it cannot do
+        for default in (False, True):
+            yield System(
+                f"{name} {way}, default mode" if default else f"{name} {way}",
+                partial(_translate, translator, options | {"fast": not default, "batch_type": "examples"}),
+                partial(_tokens, translator),
+                translator.max_source_tokens,
+                alone=default,
+            )
+
+
+def _translate(
+    translator: Translator, options: dict[str, Any], texts: Sequence[str], batch_size: int, threads: int
+) -> object:
+    return translator.translate_batch(texts, **options, max_batch_size=batch_size)  # torch knows the threads already
+
+
+def _tokens(translator: Translator, text: str) -> int:
+    return len(translator.tokenizer.encode(text))
+
+
+def choose_sentences(
+    lines: Sequence[str], count: int, systems: Sequence[System], name: str = "the source"
+) -> list[str]:
+    """`count` of the lines, from all parts of the text: none that is blank, or that a system must split."""
+    filled = [line for line in lines if line.strip()]
+    fit = [line for line in filled if all(system.length(line) <= system.longest for system in systems)]
+    if not fit:
+        raise DataError(f"{name}: must hold at least one sentence that all systems can take, but holds none")
+    if len(fit) < len(filled):
+        say(f"{name}: lines left out, as they are too long for one of the systems: {len(filled) - len(fit)}")
+    count = min(count, len(fit))
+    return [fit[i * len(fit) // count] for i in range(count)]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_machine() -> dict[str, str]:
+    """What the figures depend on, besides the models."""
+    return {
+        "processor": _processor(),
+        "cores": str(cores()),
+        "load before": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown",
+        "torch threads by default": str(torch.get_num_threads()),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "nmla": __version__,
+        **{package: version(package) for package in ("torch", "ctranslate2", "sentencepiece", "numba")},
+    }
+
+
+def _processor() -> str:
+    """As Linux names it; elsewhere what Python knows."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
