@@ -59,7 +59,7 @@ TEACHER = (
 
 
 FIRST = ("prepare", "train", "teacher", "distill", "average", "translate", "score", "demo")
-THEN = ("lm train", "lm convert", "tune", "bench speed", "analyse", "reproduce")
+THEN = ("lm train", "lm convert", "tune", "bench speed", "analyse", "report", "reproduce")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,7 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["reproduce"].stdout.startswith("## A table\n\n    nmla reproduce table.yaml\n\n| system | BLEU, ")
     assert examples["lm convert"].stdout == examples["lm train"].stdout
     assert examples["analyse"].stdout.startswith("measure\tctc\tnmla\tfile\treference\tnote\nBLEU\t")
+    assert examples["report"].stdout == "report.html\n"
     assert "\nblanks\t" in examples["analyse"].stdout
     assert "\n| ctc argmax, default mode |" in examples["bench speed"].stdout
     assert "beside ar beam 5 float32 in the same turn" in examples["bench speed"].stdout

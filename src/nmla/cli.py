@@ -156,6 +156,26 @@ def run_tune(args: argparse.Namespace) -> None:
     print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
 
 
+def run_report(args: argparse.Namespace) -> None:
+    from nmla.evaluation.document import to_html, to_markdown
+    from nmla.evaluation.measure import check_parallel
+    from nmla.evaluation.runs import find_runs, report
+    from nmla.files import write_text
+    from nmla.text.lines import read_lines
+
+    if (args.source is None) != (not args.reference):
+        raise UsageError("--source and --reference must be given together: they are the test set")
+    if args.output.suffix not in (".html", ".md"):
+        raise UsageError(f"{args.output}: must end in .html or .md, but does not")
+    runs = find_runs(args.runs)
+    lines = [read_lines(path) for path in (args.source, *args.reference)] if args.source else []
+    if lines:
+        check_parallel(lines[0], [*zip(map(str, args.reference), lines[1:], strict=True)])
+    sections = report(runs, args.source, args.reference, lines=lines, examples=args.examples)
+    write_text(args.output, (to_html if args.output.suffix == ".html" else to_markdown)(args.title, sections))
+    print(args.output)
+
+
 def run_reproduce(args: argparse.Namespace) -> None:
     from nmla.reproduce.run import reproduce
 
@@ -496,6 +516,28 @@ COMMANDS = {
                 "choices": ("tsv", "json", "markdown"),
                 "default": "tsv",
                 "help": "json: all digits (default: tsv)",
+            },
+        },
+    ),
+    "report": Command(
+        "write a page about trainings: tables, curves, what changed, and how to make each number anew",
+        "nmla report runs/mine --source valid.en --reference valid.de --output report.html",
+        run_report,
+        {
+            "runs": {"nargs": "+", "type": Path, "metavar": "RUN", "help": "directories that hold finished trainings"},
+            "--source": {"type": Path, "help": "a test set, one sentence a line (default: tell of the training alone)"},
+            "--reference": {
+                "type": Path,
+                "action": "append",
+                "default": [],
+                "help": "its translations; give it again for more references",
+            },
+            "--output": {"type": Path, "required": True, "help": "what to write: a page if it ends in .html, or .md"},
+            "--title": {"default": "Trainings", "help": "what it is called"},
+            "--examples": {
+                "type": int,
+                "default": 5,
+                "help": "sentences shown that gained most, and lost (default: 5)",
             },
         },
     ),

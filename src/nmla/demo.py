@@ -20,8 +20,9 @@ from nmla.data.corpus import Corpus
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import HEADLINE, ONE_MODE, THREE_ORDERS, Grammar, Sentence, generate
 from nmla.decoding.translator import Translator
-from nmla.demo_report import LEGEND, NAMES, Result, print_results, read_log, telling_sentence, write_report
+from nmla.demo_report import LEGEND, NAMES, Result, print_results, telling_sentence, write_report
 from nmla.errors import UsageError
+from nmla.evaluation.runs import read_log
 from nmla.evaluation.score import mean_entropy
 from nmla.files import write_text
 from nmla.progress import say

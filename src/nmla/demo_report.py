@@ -1,13 +1,10 @@
 """What the demo shows: a table, marked examples, curves and heat maps, on the terminal and as a page."""
 
 import difflib
-import json
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,9 +12,9 @@ from rich.text import Text
 from nmla.config import Recipe, recipe_yaml
 from nmla.data.synthetic import Sentence
 from nmla.decoding.translator import Translator
-from nmla.evaluation.report import curves, heat_map, page, table
+from nmla.evaluation.report import curves, page, table
+from nmla.evaluation.runs import heat_maps, read_log
 from nmla.files import write_text
-from nmla.text.tokenizer import BLANK
 
 NAMES = {"ctc": "CTC", "ctc_continued": "CTC continued", "nmla": "CTC, then NMLA"}
 STEEP = 3.0  # a loss above this is that of the first steps, and would flatten the rest of the curve
@@ -34,10 +31,6 @@ class Result:
     entropy: float  # nats per output position
     length_ratio: float
     seconds: float  # of training this stage
-
-
-def read_log(stage: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 HEADER = ("system", "BLEU", "BLEU all", "valid", "entropy", "length", "seconds")
@@ -108,7 +101,8 @@ def write_report(
         [escape(sentence.source), *(_marked_html(out, sentence) for out in (continued, nmla))]
         for sentence, continued, nmla in examples
     ]
-    before, after = _heat_maps(shown.source, output)
+    arms = {NAMES[system]: Translator.load(output / system / "model") for system in ("ctc_continued", "nmla")}
+    before, after = heat_maps(shown.source, arms)
     sections = [
         (
             "On the test set",
@@ -173,19 +167,3 @@ def telling_sentence(outputs: dict[str, list[str]], test: list[Sentence]) -> Sen
         if continued not in valid and nmla in valid:
             return sentence
     return test[0]
-
-
-def _heat_maps(source: str, output: Path) -> tuple[str, str]:
-    """Probabilities before and after, over the same rows: all tokens that have weight in either."""
-    translators = [Translator.load(output / system / "model") for system in ("ctc_continued", "nmla")]
-    before, after = (translator.probabilities(source) for translator in translators)
-    weighty = torch.maximum(before, after).amax(0) > 0.1
-    # By where each token is likeliest, so that a sentence is a slope; blank, which is everywhere, below.
-    place = torch.maximum(before, after).argmax(0)
-    place[BLANK] = len(place)
-    tokens = [int(token) for token in place.argsort(stable=True) if weighty[token]]
-    names = [translators[0].tokenizer.piece(token) for token in tokens]
-    return (
-        heat_map(f"{NAMES['ctc_continued']}: {translators[0].translate(source)}", names, before.T[tokens].tolist()),
-        heat_map(f"{NAMES['nmla']}: {translators[1].translate(source)}", names, after.T[tokens].tolist()),
-    )

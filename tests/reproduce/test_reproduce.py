@@ -74,6 +74,10 @@ def test_table_has_every_row_with_its_command(made, digits, capsys):
     assert printed["BLEU"] == f"{own['BLEU']:.2f}"
     assert printed["entropy"] == f"{own['entropy']:.3f}"
     assert len(own["steps"]) == 2
+    page = (path.parent / "out" / "table.html").read_text()
+    for heading in ("The table", "Trainings", "On the test set", "What each position wants to say", "How it was made"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "perplexity" in page
 
 
 def test_rows_share_stages_and_nothing_is_done_twice(made):

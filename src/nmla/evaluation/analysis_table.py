@@ -67,7 +67,8 @@ def _words(bucket: Bucket) -> str:
     return f"{bucket.shortest} to {bucket.longest} words" if bucket.shortest else f"up to {bucket.longest} words"
 
 
-def _cells(analysis: Analysis) -> list[list[str]]:
+def cells(analysis: Analysis) -> list[list[str]]:
+    """The table of all measures, its header first."""
     header = ["measure", *(one.name for one in analysis.systems), "reference", "note"]
     table = [header]
     for row in rows(analysis):
@@ -78,20 +79,20 @@ def _cells(analysis: Analysis) -> list[list[str]]:
 
 def _tsv(analysis: Analysis) -> str:
     """Tables one after the other, an empty line between them."""
-    tables = [_cells(analysis)]
+    tables = [cells(analysis)]
     for one in analysis.comparisons:
         told = [("gained", example) for example in one.gained] + [("lost", example) for example in one.lost]
         if told:
-            names = [name for name, _ in _texts(one, told[0][1])]
+            names = [name for name, _ in shown(one, told[0][1])]
             tables.append([["change", "line", f"chrF of {one.baseline}", f"chrF of {one.name}", *names]])
         for change, example in told:
             numbers = [str(example.line), f"{example.baseline_chrf:.2f}", f"{example.chrf:.2f}"]
-            tables[-1].append([change, *numbers, *(text for _, text in _texts(one, example))])
+            tables[-1].append([change, *numbers, *(text for _, text in shown(one, example))])
     return "\n\n".join("\n".join("\t".join(map(_one_line, cells)) for cells in table) for table in tables)
 
 
 def _markdown(analysis: Analysis) -> str:
-    table = [[cell.replace("|", "\\|") for cell in cells] for cells in _cells(analysis)]
+    table = [[cell.replace("|", "\\|") for cell in cells] for cells in cells(analysis)]
     rule = ["---", *["---:"] * (len(table[0]) - 2), "---"]
     lines = [f"| {' | '.join(cells)} |" for cells in (table[0], rule, *table[1:])]
     for comparison in analysis.comparisons:
@@ -99,7 +100,7 @@ def _markdown(analysis: Analysis) -> str:
             if examples:
                 lines += ["", f"## Where {comparison.name} {change} most against {comparison.baseline}"]
             for example in examples:
-                texts = _texts(comparison, example)
+                texts = shown(comparison, example)
                 width = max(len(name) for name, _ in texts)
                 lines += ["", f"Line {example.line}, chrF {example.baseline_chrf:.1f} to {example.chrf:.1f}:", ""]
                 # As code: a sentence may hold anything that Markdown would take for its own.
@@ -107,7 +108,7 @@ def _markdown(analysis: Analysis) -> str:
     return "\n".join(lines)
 
 
-def _texts(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
+def shown(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
     """What is shown of a sentence, each with its name."""
     source = [("source", example.source)] if example.source is not None else []
     numbered = enumerate(example.references, start=1)

@@ -1,13 +1,14 @@
-"""A table of results as Markdown: every number with the command that prints it."""
+"""A table of results as Markdown and as a page: every number with the command that prints it."""
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmla.config import Recipe
+from nmla.evaluation.document import Block, Code, Figures, Section, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
+from nmla.evaluation.runs import find_runs, report
 from nmla.files import write_text
 from nmla.reproduce.stages import Stage, seeds
 from nmla.reproduce.table import Row, Table
@@ -16,21 +17,40 @@ from nmla.text.lines import read_lines
 Wanted = Mapping[tuple[str, str, int], Stage]
 
 
-def render(path: Path, table: Table, recipes: Mapping[str, Recipe], wanted: Wanted, root: Path) -> str:
-    """The table from its finished stages; also written beside them, as Markdown and as JSON."""
+def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
+    """The table from its finished stages as Markdown; also written beside them, as Markdown, JSON and a page."""
     results = {of: _result(stage, root) for of, stage in wanted.items()}
     tests = _tests(table, wanted, root)
-    parts = [f"## {table.title}", table.about.strip(), f"    nmla reproduce {path}"]
-    parts += [_scores(table, results), _details(table, results, tests), _legend(table, results)]
-    parts += [_commands(table, wanted, root)]
-    text = "\n\n".join(part for part in parts if part) + "\n"
-    write_text(Path(table.output) / f"{path.stem}.md", text)
+    blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}")]
+    blocks += [_scores(table, results), _details(table, results, tests), _legend(results)]
+    blocks += ["Single rows:", Code("\n".join(_commands(table, wanted, root)))]
+    name = Path(table.output) / path.stem
+    text = to_markdown(table.title, [("", blocks)])
+    write_text(name.with_suffix(".md"), text)
     told = [
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
-    write_text(Path(table.output) / f"{path.stem}.json", json.dumps(told, indent=2) + "\n")
+    write_text(name.with_suffix(".json"), json.dumps(told, indent=2) + "\n")
+    write_text(name.with_suffix(".html"), to_html(table.title, [("The table", blocks), *_report(table, wanted, root)]))
     return text
+
+
+def _report(table: Table, wanted: Wanted, root: Path) -> list[Section]:
+    """On the trainings of all rows, from their first seeds."""
+    names: dict[Path, str] = {}
+    lm = None
+    for (row, _, _), stage in wanted.items():
+        *before, last = _path(stage.inputs["model"])
+        if row not in names.values():
+            for of in before:
+                names.setdefault(of.directory(root), of.directory(root).name)
+            names[last.directory(root)] = row
+        if "lm" in stage.inputs:
+            lm = stage.inputs["lm"].directory(root) / "lm.lm"
+    source, references = Path(table.test.source), [Path(path) for path in table.test.references]
+    lines = [read_lines(of) for of in (source, *references)]
+    return report(find_runs(list(names), names), source, references, lines=lines, lm=lm)
 
 
 def _result(stage: Stage, root: Path) -> dict[str, Any]:
@@ -71,7 +91,7 @@ def _tests(table: Table, wanted: Wanted, root: Path) -> dict[str, Measured]:
     return {row: next(iter(measure(of, references, baseline=baseline, samples=SAMPLES))) for row, of in outputs.items()}
 
 
-def _scores(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
+def _scores(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> Figures:
     """BLEU of every row in every way, the brevity penalty beside it."""
     rows = []
     for row in table.rows:
@@ -81,12 +101,12 @@ def _scores(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]
             cells += [_spread([of["BLEU"] for of in found]), _mean([of["brevity penalty"] for of in found], 2)]
         rows.append(cells)
     header = ["system", *(name for way in table.ways for name in (f"BLEU, {way}", "BP"))]
-    return markdown(header, rows)
+    return Figures(header, rows)
 
 
 def _details(
     table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]], tests: Mapping[str, Measured]
-) -> str:
+) -> Figures:
     """The rest of the first way of each row."""
     rows = []
     for row in table.rows:
@@ -110,7 +130,7 @@ def _details(
         )
     baseline = table.baseline or table.rows[0].name
     header = ["system", f"BLEU beyond {baseline}", "chrF", "TER", "length", "entropy", "steps", "minutes"]
-    return markdown(header, rows)
+    return Figures(header, rows)
 
 
 def _first_way(row: Row, table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,7 +138,7 @@ def _first_way(row: Row, table: Table, results: Mapping[tuple[str, str, int], di
     return [results[row.name, way, seed] for seed in seeds(table, row)]
 
 
-def _legend(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
+def _legend(results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
     signatures = next(iter(results.values()))["signatures"]
     named = "; ".join(f"{name}: `{signatures[name]}`" for name in ("BLEU", "chrF", "TER"))
     return (
@@ -129,9 +149,8 @@ def _legend(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]
     )
 
 
-def _commands(table: Table, wanted: Wanted, root: Path) -> str:
+def _commands(table: Table, wanted: Wanted, root: Path) -> Iterator[str]:
     """How each row's first number is printed alone."""
-    lines = []
     for row in table.rows:
         stage = next(of for (name, _, _), of in wanted.items() if name == row.name)
         command = ["nmla score --model", str(stage.inputs["model"].directory(root) / "model")]
@@ -140,8 +159,7 @@ def _commands(table: Table, wanted: Wanted, root: Path) -> str:
             command.append(f"--beam-size {stage.settings['beam_size']}")
         if "teacher" in stage.inputs:
             command.append(f"--teacher {stage.inputs['teacher'].directory(root) / 'model'}")
-        lines.append(f"    {' '.join(command)}  # {row.name}")
-    return "Single rows:\n\n" + "\n".join(lines)
+        yield f"{' '.join(command)}  # {row.name}"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -153,8 +171,3 @@ def _spread(values: Sequence[float]) -> str:
 
 def _mean(values: Sequence[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f}" if values else "—"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

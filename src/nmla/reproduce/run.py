@@ -32,7 +32,7 @@ def reproduce(path: Path, jobs: int = 1) -> str:
     root = output / "stages"
     with locked(output / f".{path.stem}.lock", output / path.stem):
         run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
-    return render(path, table, recipes, wanted, root)
+    return render(path, table, wanted, root)
 
 
 def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:

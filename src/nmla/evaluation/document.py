@@ -1,0 +1,71 @@
+"""A document of text, tables, pictures and code, as one HTML page that stands alone or as Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from nmla.evaluation.report import page, table
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A table of numbers; of text if `text`."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    svg: str
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+    folded: str = ""  # under this name, until it is opened
+
+
+Block = str | Figures | Picture | Code
+Section = tuple[str, Sequence[Block]]
+
+
+def to_html(title: str, sections: Sequence[Section]) -> str:
+    return page(
+        title, [(heading, "\n".join(_html(block) for block in blocks if block)) for heading, blocks in sections]
+    )
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Figures(header, rows, text):
+            return table(header, [list(map(escape, row)) for row in rows], kind="text" if text else "numbers")
+        case Picture(svg):
+            return f'<div class="wide">{svg}</div>'
+        case Code(text, folded):
+            code = f"<pre>{escape(text)}</pre>"
+            return f"<details><summary>{escape(folded)}</summary>{code}</details>" if folded else code
+    return f"<p>{escape(block)}</p>"
+
+
+def to_markdown(title: str, sections: Sequence[Section]) -> str:
+    """Pictures are for the page alone."""
+    parts = [f"## {title}"] if title else []
+    for heading, blocks in sections:
+        parts += [f"### {heading}"] if heading else []
+        parts += [text for block in blocks if (text := _markdown(block))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Figures(header, rows, text):
+            rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
+            cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows))
+            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        case Picture():
+            return ""
+        case Code(text, folded):
+            return (f"{folded}:\n\n" if folded else "") + "\n".join(f"    {line}" for line in text.rstrip().split("\n"))
+    return block
