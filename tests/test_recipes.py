@@ -9,10 +9,12 @@ import torch
 
 from nmla.config import LOSSES, ModelConfig, Recipe, TrainConfig, load_recipe
 from nmla.models.pretrained import build_model
+from nmla.reproduce.table import load_table
 from nmla.training import objective
 
 ROOT = Path(__file__).parent.parent / "recipes"
-PATHS = sorted(ROOT.rglob("*.yaml"))
+TABLES = sorted((ROOT / "tables").glob("*.yaml"))
+PATHS = sorted({*ROOT.rglob("*.yaml")} - {*TABLES})
 PAPER = [path for path in PATHS if path.parent != ROOT]  # the systems of the paper
 VOCABULARY = {"multi30k": 4000, "tatoeba": 4000, "wmt14-en-de": 32000, "wmt16-en-ro": 32000}
 
@@ -222,3 +224,20 @@ def test_readme_tells_the_size_and_the_score(path):
     assert f"| {millions:.1f} M |" in rows[0]
     for bleu in re.findall(r"\d\d\.\d\d", rows[0].split("|")[4]):
         assert bleu in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_table_is_legal_and_names_itself(path):
+    table, recipes = load_table(path)
+    assert f"nmla reproduce recipes/tables/{path.name}" in path.read_text(encoding="utf-8")
+    assert [*recipes] == [row.name for row in table.rows]
+    for row in table.rows:
+        assert [*table.ways_of(row, recipes[row.name])]
+
+
+def test_tables_train_on_what_recipes_train_on():
+    """A teacher that is a row of its own is the one that the distilled rows learn from."""
+    for corpus in ("multi30k", "tatoeba"):
+        alone, pipeline = (load_recipe(ROOT / f"{corpus}-{name}.yaml") for name in ("autoregressive", "distilled"))
+        assert pipeline.teacher is not None
+        assert (alone.model, alone.train) == (pipeline.teacher.model, pipeline.teacher.train)

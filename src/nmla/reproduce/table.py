@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmla.config import Recipe, load_recipe, parse_settings, read_settings
+from nmla.config import LOSSES, Recipe, load_recipe, parse_settings, read_settings
 from nmla.errors import UsageError
 
 
@@ -22,7 +22,12 @@ class Way:
     tune: bool = False  # the blank penalty on the validation set, and with a beam the weights of its search
     lm: bool = False  # search with the table's language model
     teacher: bool = False  # the recipe's first teacher chooses among what was found
-    families: list[str] = field(default_factory=list)  # model families that are decoded like this (default: all)
+    # Model families that are decoded like this, other rows must name it; all by default.
+    families: list[str] = field(default_factory=lambda: [*LOSSES])
+
+    def __post_init__(self) -> None:
+        if unknown := [family for family in self.families if family not in LOSSES]:
+            raise UsageError(f"families must be among {', '.join(LOSSES)}, but one is {unknown[0]!r}")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Table:
         family = recipe.model.family
         for name, way in self.ways.items():
             can = family in ("ctc", "sctc") or not (way.tune or way.lm)
-            wanted = name in row.ways if row.ways else not way.families or family in way.families
+            wanted = name in row.ways if row.ways else family in way.families
             if wanted and not can:
                 raise UsageError(f"ways of {row.name!r} must fit a {family} model, but {name!r} is tuned or has an LM")
             if wanted and way.teacher and recipe.teacher is None:
