@@ -24,7 +24,7 @@ from nmla.decoding.argmax import Hypothesis
 from nmla.decoding.ngram_lm import NgramLM
 
 _NONE = -np.inf
-_WEIGHED_AGAIN = 4  # outputs beside those that are wanted
+_MARGIN = 3.0  # so far below the last that is wanted, paths that were not followed do not bring an output back
 
 
 @dataclass(frozen=True)
@@ -292,14 +292,19 @@ def _search(  # type: ignore[no-untyped-def]
         beam, in_blank, in_token, size = next_beam, next_blank, next_token, kept
 
     # At the end the best are weighed again, by all their paths and not only those that were followed.
-    scores, of_lm = np.zeros(size), np.zeros(size)
+    scores, of_lm, followed = np.zeros(size), np.zeros(size), np.zeros(size)
     for i in range(size):
         node = beam[i]
         if alpha > 0:
             of_end, _ = _lm_step(lm_tokens, lm_children, lm_log_probs, lm_backoffs, lm_suffixes, state[node], lm_end)
             of_lm[i] = lm_score[node] + of_end
-        scores[i] = _add(in_blank[i], in_token[i]) + alpha * of_lm[i] + beta * np.log(max(length[node], 1))
-    first = np.argsort(-scores, kind="mergesort")[: wanted + _WEIGHED_AGAIN]
+        followed[i] = _add(in_blank[i], in_token[i])
+        scores[i] = followed[i] + alpha * of_lm[i] + beta * np.log(max(length[node], 1))
+    order = np.argsort(-scores, kind="mergesort")
+    count = min(wanted, size)
+    while count < size and scores[order[count]] > scores[order[wanted - 1]] - _MARGIN:
+        count += 1
+    first = order[:count]
     longest = 0
     for i in first:
         longest = max(longest, length[beam[i]])
@@ -311,37 +316,50 @@ def _search(  # type: ignore[no-untyped-def]
         while node != 0:
             outputs[c, length[node] - 1] = token[node]
             node = parent[node]
-        masses[c] = _log_prob(log_probs, outputs[c, : lengths[c]], blank, merge)
+        masses[c] = max(_log_prob(log_probs, outputs[c, : lengths[c]], blank, merge), followed[i])
         weighed[c] = masses[c] + alpha * of_lm[i] + beta * np.log(max(lengths[c], 1))
-    order = np.argsort(-weighed, kind="mergesort")[:wanted]
-    return outputs[order], lengths[order], weighed[order], masses[order], of_lm[first][order]
+    best = np.argsort(-weighed, kind="mergesort")[:wanted]
+    return outputs[best], lengths[best], weighed[best], masses[best], of_lm[first][best]
 
 
 @numba.njit(nogil=True, cache=True)
 def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped-def]
-    """What paths to these tokens have at the end, in each state (a blank, a token, a blank, ...): the logarithm of
-    their mass; or, with ``(T, S)`` moves to fill, of the best path's, which they tell."""
-    states = 2 * len(tokens) + 1
+    """What paths to these tokens have at the end, in each state (a blank, a token, a blank, ...): their mass, or, with
+    ``(T, S)`` moves to fill, that of the best path, which they tell; and the logarithm of the scale it is told in.
+
+    Probabilities and not their logarithms, scaled at each position: that needs few exponentials.
+    """
+    positions, states = log_probs.shape[0], 2 * len(tokens) + 1
     best = len(moves) > 0
-    before, after = np.full(states, _NONE), np.full(states, _NONE)
-    for t in range(log_probs.shape[0]):
-        for s in range(states):
+    before, after = np.zeros(states), np.zeros(states)
+    scale = 0.0
+    for t in range(positions):
+        # Only what can be reached from the beginning, and can still reach the end.
+        low, high = max(states - 2 * (positions - t), 0), min(2 * (t + 1), states)
+        for s in range(max(low - 2, 0), low):
+            after[s] = 0.0
+        of_blank = np.exp(log_probs[t, blank])
+        top = 0.0
+        for s in range(low, high):
             own = s % 2 == 1
-            score = log_probs[t, tokens[s // 2] if own else blank]
             if t == 0:
-                after[s] = score if s < 2 else _NONE
-                continue
-            mass = before[s] if merge or not own else _NONE
-            for step in range(1, min(s, 2) + 1):
-                if step == 2 and (not own or (merge and tokens[s // 2] == tokens[s // 2 - 1])):
-                    continue
-                if not best:
-                    mass = _add(mass, before[s - step])
-                elif before[s - step] > mass:
-                    mass, moves[t, s] = before[s - step], step
-            after[s] = mass + score
+                mass = 1.0
+            else:
+                mass = before[s] if merge or not own else 0.0
+                for step in range(1, min(s, 2) + 1):
+                    if step == 2 and (not own or (merge and tokens[s // 2] == tokens[s // 2 - 1])):
+                        continue
+                    if not best:
+                        mass += before[s - step]
+                    elif before[s - step] > mass:
+                        mass, moves[t, s] = before[s - step], step
+            after[s] = mass * (np.exp(log_probs[t, tokens[s // 2]]) if own else of_blank)
+            top = max(top, after[s])
+        if top > 0:
+            after[low:high] /= top
+            scale += np.log(top)
         before, after = after, before
-    return before
+    return before, scale
 
 
 @numba.njit(nogil=True, cache=True)
@@ -349,8 +367,9 @@ def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
     """The logarithm of the probability of all paths that collapse to these tokens."""
     if log_probs.shape[0] == 0:
         return 0.0 if len(tokens) == 0 else _NONE
-    ends = _lattice(log_probs, tokens, blank, merge, np.zeros((0, 0), np.int8))
-    return ends[0] if len(tokens) == 0 else _add(ends[-1], ends[-2])
+    ends, scale = _lattice(log_probs, tokens, blank, merge, np.zeros((0, 0), np.int8))
+    mass = ends[0] if len(tokens) == 0 else ends[-1] + ends[-2]
+    return np.log(mass) + scale if mass > 0 else _NONE
 
 
 @numba.njit(nogil=True, cache=True)
@@ -361,7 +380,7 @@ def align(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
     if positions == 0 or len(tokens) == 0:
         return begins
     moves = np.zeros((positions, states), np.int8)
-    ends = _lattice(log_probs, tokens, blank, merge, moves)
+    ends, _ = _lattice(log_probs, tokens, blank, merge, moves)
     s = states - 1 if ends[-1] > ends[-2] else states - 2
     for t in range(positions - 1, -1, -1):
         if s % 2 == 1:
