@@ -5,7 +5,8 @@
 Both search the same log-probabilities with the same ARPA file, beam and top-k, one thread each; ours then also two.
 flashlight has no term for the logarithm of the length: its n best are ranked again by the whole objective. The mean
 objective of what each finds, scored alike over all paths, tells which search is better. Last, a whole translation:
-argmax alone, and with beam and language model, and what that adds to a d 512 network's argmax. Needs `pip install flashlight-text`, which brings KenLM.
+argmax alone, and with beam and language model, and what that adds to a d 512 network's argmax.
+Needs `pip install flashlight-text`, which brings KenLM.
 """
 
 import argparse
