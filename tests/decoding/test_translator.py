@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import nmla
+from decoding import trials
 from nmla.config import Decoding
 from nmla.decoding.argmax import argmax_decode
 from nmla.decoding.translator import MAX_SOURCE_TOKENS, Translator
@@ -189,3 +190,12 @@ def test_options_that_cannot_be(translator, options, match):
 def test_texts_that_cannot_be(translator, texts):
     with pytest.raises(UsageError, match=r"must be a (list of strings|string of Unicode characters), but"):
         translator.translate_batch(texts)
+
+
+def test_many_batchings_and_text_of_all_kinds(copy_run, digits):
+    """Small forms of the trials; `python tests/decoding/trials.py` runs them in full."""
+    translator = nmla.load(copy_run / "train" / "model")
+    lines = (digits / "valid.txt").read_text().splitlines()
+    assert trials.batchings(translator, lines, 5) == 0
+    assert trials.batchings(translator, lines[:40], 3, beam_size=4) == 0
+    assert trials.kept_lines(copy_run / "train" / "model", 300) == (300, 300)
