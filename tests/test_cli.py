@@ -147,6 +147,15 @@ def test_translate_takes_files_and_writes_other_forms(copy_run, tmp_path):
     assert len(records[0]["alternatives"]) == 1
 
 
+def test_translate_does_not_write_over_its_input(copy_run, tmp_path):
+    (tmp_path / "in.en").write_text("1 2\n")
+    command = [sys.executable, "-m", "nmla.cli", "translate", "--model", copy_run / "train" / "model"]
+    with (tmp_path / "in.en").open() as file:
+        done = subprocess.run([*command, "--output", "in.en"], cwd=tmp_path, stdin=file, capture_output=True)
+    assert complaint(done, 2) == "nmla translate: in.en: must not be what is translated, but is"
+    assert (tmp_path / "in.en").read_text() == "1 2\n"
+
+
 def test_translate_destroys_nothing(copy_run, tmp_path):
     model = copy_run / "train" / "model"
     (tmp_path / "keep.de").write_text("kept\n")
@@ -224,6 +233,15 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         ((*PREPARE, "--output", "valid.en/new"), 2, "valid.en"),
         (("train", "recipe.yaml", "seed=-1"), 2, "seed must be at least 0"),
         (("train", "."), 2, "a recipe must be a YAML file"),
+        (
+            ("score", "--reference", "valid.de", "--beam-size", "7"),
+            2,
+            "--beam-size is for what a model does, but there",
+        ),
+        (("score", "--reference", "valid.de", "--meteor-jar", "x"), 2, "--meteor-jar must come with --meteor LANGUAGE"),
+        (("report", "runs/mine", "--output", "."), 2, "must end in .html or .md, but does not"),
+        (("report", "nowhere", "--output", "x.html"), 2, "nowhere: must hold a finished training, but holds none"),
+        (("reproduce", "nowhere.yaml"), 2, "nowhere.yaml: a table must be a YAML file, but there is none here"),
         (("score", "--reference", "."), 2, "must be a file, but is a directory"),
         (("demo", "train.step=5"), 2, "did you mean train.steps?"),
         (("demo", "--output", "."), 2, "must be empty or an earlier demo"),

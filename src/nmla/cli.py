@@ -102,6 +102,11 @@ def run_score(args: argparse.Namespace) -> None:
 
     if (args.model is None) != (args.source is None):
         raise UsageError("--model and --source must be given together: the model translates the source")
+    of_models = [*_decoding(args), *(name for name in ("lm", "teacher") if getattr(args, name) is not None)]
+    if args.model is None and of_models:
+        raise UsageError(f"--{of_models[0].replace('_', '-')} is for what a model does, but there is no --model")
+    if args.meteor_jar is not None and args.meteor is None:
+        raise UsageError("--meteor-jar must come with --meteor LANGUAGE, but does not")
     references = [read_lines(path) for path in args.reference]
     baseline = read_lines(args.baseline) if args.baseline else None
     entropy = None
@@ -157,21 +162,29 @@ def run_tune(args: argparse.Namespace) -> None:
 
 
 def run_report(args: argparse.Namespace) -> None:
+    from nmla.decoding.translator import Translator
+    from nmla.evaluation.analysis import System
     from nmla.evaluation.document import to_html, to_markdown
     from nmla.evaluation.measure import check_parallel
     from nmla.evaluation.runs import find_runs, report
-    from nmla.files import write_text
+    from nmla.files import check_output, write_text
     from nmla.text.lines import read_lines
 
     if (args.source is None) != (not args.reference):
         raise UsageError("--source and --reference must be given together: they are the test set")
     if args.output.suffix not in (".html", ".md"):
         raise UsageError(f"{args.output}: must end in .html or .md, but does not")
+    check_output(args.output)
     runs = find_runs(args.runs)
-    lines = [read_lines(path) for path in (args.source, *args.reference)] if args.source else []
-    if lines:
-        check_parallel(lines[0], [*zip(map(str, args.reference), lines[1:], strict=True)])
-    sections = report(runs, args.source, args.reference, lines=lines, examples=args.examples)
+    test: dict[str, Any] = {}
+    if args.source is not None:
+        sources, *references = (read_lines(path) for path in (args.source, *args.reference))
+        check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
+        test = {"sources": sources, "references": references, "examples": args.examples}
+        test["systems"] = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
+        files = f"--source {args.source} " + " ".join(f"--reference {path}" for path in args.reference)
+        test["commands"] = [f"nmla score --model {run.directory / 'model'} {files}" for run in runs]
+    sections = report(runs, **test)
     write_text(args.output, (to_html if args.output.suffix == ".html" else to_markdown)(args.title, sections))
     print(args.output)
 

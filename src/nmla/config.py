@@ -157,7 +157,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class MachineConfig:
-    """Where a training runs. Only precision changes what it computes."""
+    """Where a training runs. Only precision changes what it computes, and devices x nodes, by which a step grows."""
 
     accelerator: str = "auto"  # "cpu", "cuda", ...
     devices: int = 1  # processes on this machine; under torchrun or SLURM theirs count
@@ -285,6 +285,8 @@ def _refuse_unknown(schema: Any, given: Any, name: str, prefix: str = "") -> Non
             if many is None:
                 _refuse_unknown(section, value, name, f"{prefix}{key}.")
             for place, one in enumerate(value) if many is list else value.items() if many is dict else ():
+                if not isinstance(one, dict):
+                    raise UsageError(f"{name}: {prefix}{key}.{place} must be a section with settings, but is {one!r}")
                 _refuse_unknown(section, one, name, f"{prefix}{key}.{place}.")
 
 

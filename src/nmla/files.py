@@ -45,6 +45,15 @@ def new_file(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
+def check_output(path: Path) -> None:
+    """Refuse, before any long work, a file that could not be written after it."""
+    if path.is_dir():
+        raise UsageError(f"{path}: must be a file to write, but is a directory")
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UsageError(f"{path}: must be in a directory that can be written to, but {nearest} cannot")
+
+
 @contextmanager
 def locked(lock: Path, what: Path) -> Iterator[None]:
     """Hold `lock`, a file, so that no other process works on `what` meanwhile; a kill lets it go."""

@@ -2,7 +2,9 @@ import shutil
 
 import pytest
 
-from nmla.errors import UsageError
+import nmla
+from nmla.errors import DataError, UsageError
+from nmla.evaluation.analysis import System
 from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown
 from nmla.evaluation.runs import find_runs, report
 from nmla.text.lines import read_lines
@@ -20,20 +22,38 @@ def test_runs_are_found_with_what_they_began_from(copy_run):
 
 
 def test_report_tells_of_trainings_and_test_set(copy_run, digits):
-    lines = [read_lines(digits / "valid.txt")] * 2
-    source = digits / "valid.txt"
-    sections = report(find_runs([copy_run]), source, [source], lines=lines)
+    lines = read_lines(digits / "valid.txt")
+    runs = find_runs([copy_run])
+    systems = [System.of_model(run.name, nmla.load(run.directory / "model"), lines) for run in runs]
+    sections = report(runs, systems, [lines], sources=lines, commands=["nmla score"])
     headings = [heading for heading, _ in sections]
     assert headings[:3] == ["Trainings", "On the test set", "What each position wants to say"]
     assert headings[-1] == "How it was made"
     (trainings, picture), (figures,) = sections[0][1], sections[1][1]
-    assert [row[:4] for row in trainings.rows][1][1:] == ["ctc", "ngram", f"{copy_run.name}/train"]
+    assert trainings.rows[1][1:4] == ["ctc", "ngram", f"{copy_run.name}/train"]
     assert picture.svg.startswith("<svg")
     assert figures.rows[0][0] == "BLEU"
     page = to_html("Copying", sections)
     assert page.startswith("<!doctype html>")
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # it holds everything it shows
-    assert f"nmla score --model {copy_run / 'train' / 'model'}" in to_markdown("Copying", sections)
+    assert "    nmla score" in to_markdown("Copying", sections)
+
+
+def test_runs_of_one_name_are_told_apart(copy_run, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(copy_run / "train", tmp_path / name / "train")
+    names = [run.name for run in find_runs([tmp_path / "a" / "train", tmp_path / "b" / "train"])]
+    assert names == [str(tmp_path / "a" / "train"), str(tmp_path / "b" / "train")]
+
+
+def test_log_that_a_kill_cut_is_read_as_far_as_it_goes(copy_run, tmp_path):
+    shutil.copytree(copy_run / "train", tmp_path / "train")
+    log = tmp_path / "train" / "log.jsonl"
+    log.write_text(log.read_text() + '{"event": "tra')
+    assert find_runs([tmp_path])[0].steps == 200
+    log.write_text("")
+    with pytest.raises(DataError, match="must tell of a training, but tells nothing"):
+        find_runs([tmp_path])
 
 
 def test_report_without_a_test_set(copy_run):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,9 @@ import pytest
 
 from nmla.cli import main
 from nmla.config import load_recipe
-from nmla.errors import NmlaError, UsageError
+from nmla.errors import DataError, NmlaError, UsageError
 from nmla.reproduce.run import reproduce
-from nmla.reproduce.stages import as_json, from_json, run, stages, training
+from nmla.reproduce.stages import Stage, as_json, from_json, stages, training
 from nmla.reproduce.table import load_table
 
 TABLE = """
@@ -66,14 +67,15 @@ def test_table_has_every_row_with_its_command(made, digits, capsys):
     assert f"    nmla reproduce {path}\n" in text
     assert (path.parent / "out" / "table.md").read_text() == text
     assert "± " in next(line for line in text.split("\n") if line.startswith("| CTC |"))  # two seeds
-    command = next(line for line in text.split("\n") if line.endswith("# NMLA"))
-    assert main(command.split("#")[0].split()[1:]) == 0
-    printed = {line.split("\t")[0]: line.split("\t")[1] for line in capsys.readouterr().out.strip().split("\n")}
     told = json.loads((path.parent / "out" / "table.json").read_text())
-    (own,) = [of for of in told if (of["row"], of["way"]) == ("NMLA", "argmax")]
-    assert printed["BLEU"] == f"{own['BLEU']:.2f}"
-    assert printed["entropy"] == f"{own['entropy']:.3f}"
-    assert len(own["steps"]) == 2
+    for way in ("argmax", "tuned beam"):
+        command = next(line for line in text.split("\n") if line.endswith(f"# NMLA, {way}"))
+        assert main(command.split("#")[0].split()[1:]) == 0
+        printed = {line.split("\t")[0]: line.split("\t")[1] for line in capsys.readouterr().out.strip().split("\n")}
+        (own,) = [of for of in told if (of["row"], of["way"]) == ("NMLA", way)]
+        assert printed["BLEU"] == f"{own['BLEU']:.2f}"
+        assert printed["entropy"] == f"{own['entropy']:.3f}"
+        assert len(own["steps"]) == 2
     page = (path.parent / "out" / "table.html").read_text()
     for heading in ("The table", "Trainings", "On the test set", "What each position wants to say", "How it was made"):
         assert f"<h2>{heading}</h2>" in page
@@ -99,15 +101,23 @@ def test_key_depends_on_what_is_done_and_not_on_where(digits, tmp_path):
     path = write_table(tmp_path, digits)
     recipe = load_table(path)[1]["NMLA"]
     own, _ = training(recipe, 1)
-    elsewhere = tmp_path / "moved"
-    elsewhere.symlink_to(digits / "corpus")
-    moved = load_recipe(tmp_path / "recipe.yaml", [f"data.corpus={elsewhere}", "output=x", "machine.devices=2"])
-    assert training(moved, 1)[0].key == own.key
+    shutil.copytree(digits / "corpus", tmp_path / "moved")
+    manifest = tmp_path / "moved" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(digits), "/elsewhere"))
+    moved = [f"data.corpus={tmp_path / 'moved'}", "output=x", "machine.compile=true", "train.keep_last=9"]
+    assert training(load_recipe(tmp_path / "recipe.yaml", moved), 1)[0].key == own.key
     keys = {own.key, training(recipe, 2)[0].key}
-    for override in ("train.steps=7", "finetune.ngram=3", "model.d_model=64"):
+    for override in ("train.steps=7", "finetune.ngram=3", "model.d_model=64", "machine.devices=2"):
         keys.add(training(load_recipe(tmp_path / "recipe.yaml", [override]), 1)[0].key)
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert from_json(json.loads(json.dumps(as_json(own)))).key == own.key
+
+
+def test_devices_become_accumulation(digits, tmp_path):
+    write_table(tmp_path, digits)
+    many = load_recipe(tmp_path / "recipe.yaml", ["machine.devices=4", "machine.nodes=2", "train.accumulate=3"])
+    first = training(many, 1)[0].inputs["start"].paths["recipe"]
+    assert (first["train"]["accumulate"], first["machine"]["devices"], first["machine"]["nodes"]) == (24, 1, 1)
 
 
 def test_teachers_are_stages_of_their_own(digits, tmp_path):
@@ -122,36 +132,62 @@ def test_teachers_are_stages_of_their_own(digits, tmp_path):
     assert [*kinds.values()] == ["train", "distill", "train", "train"]
 
 
-def test_stopped_table_goes_on(digits, tmp_path, made):
-    """It ends with the numbers of the one that was not stopped; only the first stage is run, the rest takes long."""
-    path = write_table(tmp_path, digits)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_stopped_table_goes_on(digits, tmp_path, made, number):
+    """However it is stopped, nothing is left running, and called again it ends with the same weights."""
+    path = write_table(tmp_path, digits, ("baseline: CTC\n", ""), ("title: Copying digits", "title: Stopped"))
+    path.write_text(path.read_text().split("- {name: CTC,")[0])
     command = [sys.executable, "-m", "nmla.cli", "reproduce", str(path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(600):
-        if any(tmp_path.glob("out/stages/*/log.jsonl")):
+        if any(log.stat().st_size for log in tmp_path.glob("out/stages/*/log.jsonl")):
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == (128 + number if number != signal.SIGKILL else -number)
     assert out == ""
-    assert err.strip().split("\n")[-1].endswith("the same command goes on from there")
+    if number != signal.SIGKILL:
+        assert err.strip().split("\n")[-1].endswith("the same command goes on from there")
+    assert reproduce(path).startswith("## Stopped\n")  # it waits for what the kill may have left running
     stage = next(iter(stages(*load_table(path)).values())).inputs["model"]
-    run(stage, tmp_path / "out" / "stages")
     own, whole = (
         stage.directory(directory / "out" / "stages") / "model" / "model.safetensors"
         for directory in (tmp_path, made[0].parent)
     )
     assert own.read_bytes() == whole.read_bytes()
+    assert not (own.parent.parent / "checkpoints").exists()
 
 
-def test_stage_that_fails_is_named_with_its_reason(digits, tmp_path):
-    (tmp_path / "short.txt").write_text("1 2\n")
-    short = (f"source: {digits}/valid.txt", f"source: {tmp_path}/short.txt")
-    path = write_table(tmp_path, digits, short, ("baseline: CTC\n", ""))
-    path.write_text(path.read_text().split("- {name: CTC,")[0])
-    with pytest.raises(NmlaError, match=r"scored-2-\w+: this stage must succeed, but: .*must have one line per output"):
+def test_killed_table_ends_its_stages(tmp_path):
+    """A stage at work ends when its standard input does."""
+    stage = Stage("lm", "lm", {}, paths={"text": "x"})
+    slowly = "import nmla.reproduce.stages as s, sys, time\ns.RUN['lm'] = lambda *_: time.sleep(60)\ns.main()"
+    process = subprocess.Popen([sys.executable, "-c", slowly, str(tmp_path)], stdin=subprocess.PIPE)
+    process.stdin.write(json.dumps(as_json(stage)).encode() + b"\n")
+    process.stdin.flush()
+    time.sleep(0.2)
+    process.stdin.close()
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+def test_stage_that_fails_stops_only_what_needs_it(digits, tmp_path):
+    """The first row's loss cannot be finite; the others are made all the same."""
+    bad = ("train.loss=cross_entropy,", "train.loss=cross_entropy, train.learning_rate=1.0e+30,")
+    path = write_table(tmp_path, digits, bad, ("baseline: CTC\n", ""), (", seeds: [1, 2]", ""))
+    path.write_text(path.read_text().split("- {name: CTC continued")[0])
+    with pytest.raises(NmlaError, match=r"1 of the stages failed.*cross_entropy-\w+: this stage must succeed"):
         reproduce(path)
+    done = {file.parent.name.rsplit("-", 1)[0] for file in (tmp_path / "out" / "stages").glob("*/done.json")}
+    assert done == {"ctc-ctc", "scored-1"}
+
+
+def test_test_set_is_looked_at_first(digits, tmp_path):
+    (tmp_path / "short.txt").write_text("1 2\n")
+    short = (f"references: [{digits}/valid.txt]", f"references: [{tmp_path}/short.txt]")
+    with pytest.raises(DataError, match=r"short\.txt must have one line per output, but has 1 for 100"):
+        reproduce(write_table(tmp_path, digits, short))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,8 +201,25 @@ def test_stage_that_fails_is_named_with_its_reason(digits, tmp_path):
         (("recipe: recipe.yaml", ""), "a row must name a recipe, or the table one for all, but 'teacher' has none"),
         (("families: [autoregressive]", "teacher: true"), "'beam' needs a teacher"),
         (("lm: true, families: [ctc]", "lm: true"), "must fit a autoregressive model, but 'tuned beam' is tuned"),
+        (("families: [autoregressive]", "families: [sctc]"), "ways must decode every row, but none is for 'teacher'"),
+        (("beam_size: 2, tune: true, lm", "beam_size: 2, lm"), "tune of a way with a language model must be true"),
+        (("beam_size: 2, tune", "beam_size: 0, tune"), "beam_size of a way must be at least 1, but is 0"),
+        (("seeds: [1, 2]", "seeds: [1, 1]"), "seeds of 'CTC' must be different numbers of at least 0"),
+        (("finetune.loss=ctc]", "seed=3]"), "overrides of 'CTC continued' must"),
+        (("order: 2", "order: 0"), "lm.order must be from 1 to 100, but is 0"),
+        (("- {name: NMLA", "- abc\n- {name: NMLA"), "rows.3 must be a section with settings, but is 'abc'"),
     ],
 )
 def test_wrong_table_is_refused(digits, tmp_path, change, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         load_table(write_table(tmp_path, digits, change))
+
+
+def test_ways_are_those_that_are_given(digits, tmp_path):
+    path = write_table(tmp_path, digits)
+    text = path.read_text()
+    assert [*load_table(path)[0].ways] == ["argmax", "tuned beam", "beam"]
+    path.write_text(re.sub(r"ways:\n(  .*\n)+", "", text).replace(", ways: [argmax]", ""))
+    assert [*load_table(path)[0].ways] == ["argmax"]
+    path.write_text(re.sub(r"  argmax: .*\n", "", text).replace(", ways: [argmax]", ""))
+    assert [*load_table(path)[0].ways] == ["tuned beam", "beam"]

@@ -7,7 +7,6 @@ and wherever a run was stopped and went on. Memory does not grow with the corpus
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from nmla.data.assemble import GroupedParts, plain_parts, seal, write_shards
 from nmla.data.corpus import DROPPED, TOKENIZER, VALID
 from nmla.data.encode import Rules, encode_block, encode_lines, learn_tokenizer, none_usable, report_path
 from nmla.data.pairs import REASONS, Block, Dropped, TextFile, check_files, check_lines, inspect, read_blocks
-from nmla.data.workers import Workers
+from nmla.data.workers import Workers, cores
 from nmla.errors import DataError, UsageError
 from nmla.files import clear_directory, kept_directory, publish, write_bytes, write_text
 from nmla.progress import progress_bar, say
@@ -72,7 +71,7 @@ def prepare(
     size = sum(path.stat().st_size for files in train for path in files)
     with (
         kept_directory(output) as work,
-        Workers(0 if size < SMALL else processes or _cores()) as workers,
+        Workers(0 if size < SMALL else processes or cores()) as workers,
         progress_bar() as bar,
     ):
         inputs = _inspect(train, valid, workers, bar)
@@ -126,10 +125,6 @@ def _load_tokenizer(path: Path, pretokenised: bool) -> Tokenizer:
     if pretokenised and not known.pretokenised:
         raise UsageError(f"{path}: must be a tokenizer of pretokenised text, but splits raw text")
     return known
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _inspect(train: Pairs, valid: Pairs, workers: Workers, bar: Progress) -> dict[str, list[list[TextFile]]]:

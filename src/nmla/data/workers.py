@@ -22,6 +22,11 @@ from nmla.errors import NmlaError
 _ROOT = str(Path(nmla.__file__).parent.parent)
 
 
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Workers:
     """Runs functions in `count` processes; with none, in this one."""
 

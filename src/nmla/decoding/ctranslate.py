@@ -136,13 +136,18 @@ class CTranslator:
 
     def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]], *, alone: bool = False) -> list[float]:
         """The logarithm of the probability of each target given its source, its end included."""
-        results = self._model.score_batch(
-            list(sources),
-            list(targets),
-            max_batch_size=1 if alone else BATCH_TOKENS,
-            batch_type="examples" if alone else "tokens",
-            max_input_length=0,
-        )
+        options: dict[str, Any] = {"max_batch_size": BATCH_TOKENS, "batch_type": "tokens"}
+        if alone:
+            options = {"max_batch_size": 1, "batch_type": "examples"}
+        try:
+            results = self._model.score_batch(list(sources), list(targets), max_input_length=0, **options)
+        except RuntimeError as error:
+            if "position encodings" not in str(error):
+                raise
+            if len(sources) == 1:
+                return [-math.inf]  # it has fewer positions than was thought
+            pairs = zip(sources, targets, strict=True)
+            return [score for source, target in pairs for score in self.score([source], [target], alone=alone)]
         return [sum(result.log_probs) for result in results]
 
 

@@ -1,6 +1,8 @@
 """Lines in, lines out, as they come: what `nmla translate` does between its input and its output."""
 
 import json
+import math
+import os
 import signal
 import sys
 import threading
@@ -29,6 +31,8 @@ def translate_files(
         require_file(file)
         if output and output.exists() and output.samefile(file):
             raise UsageError(f"{output}: must not be what is translated, but is")
+    if not files and output and output.exists() and _is_standard_input(output):
+        raise UsageError(f"{output}: must not be what is translated, but is")
     if output is None and sys.stdout is None:
         raise UsageError("standard output must be open, but is closed")
     with ExitStack() as held:
@@ -44,6 +48,13 @@ def translate_files(
             for number, translation in translate_lines(translator, chunks, written, form, **options):
                 if translation.parts > 1:
                     print(f"{name}:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
+
+
+def _is_standard_input(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(standard_input().fileno()))
+    except OSError:  # such as of a standard input that is no file
+        return False
 
 
 def _chunks(stream: BinaryIO, name: str, done: Callable[[int], None]) -> Iterator[Iterator[str]]:
@@ -105,9 +116,15 @@ def unbroken() -> Iterator[None]:
 
 def _line(source: str, translation: Translation, form: str) -> bytes:
     if form == "jsonl":
-        line = json.dumps({"source": source, **asdict(translation)}, ensure_ascii=False)
+        line = json.dumps({"source": source, **_finite(asdict(translation))}, ensure_ascii=False)
     elif form == "tsv":
         line = "\t".join(column.replace("\t", " ") for column in (source, translation.text))
     else:
         line = translation.text
     return line.replace("\n", " ").encode("utf-8") + b"\n"  # one line, whatever a model may have learned to write
+
+
+def _finite(translation: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: the score of what was too long for a teacher is null."""
+    score = translation["score"] if math.isfinite(translation["score"]) else None
+    return {**translation, "score": score, "alternatives": [_finite(of) for of in translation["alternatives"]]}

@@ -23,7 +23,9 @@ class Translation:
     """One translated line. What the model thought of it is there if `return_scores` asked for it."""
 
     text: str
-    score: float = 0.0  # the logarithm of the path's probability, or of the output's, or what a search maximised
+    # The logarithm of the path's probability, or of the output's, or what a search maximised; where a teacher chose,
+    # the logarithm of the probability that it gives the output, per token.
+    score: float = 0.0
     tokens: tuple[Token, ...] = ()
     alternatives: tuple["Translation", ...] = ()  # the next best, if `num_hypotheses` asked for more than one
     entropy: float = 0.0  # of the model's prediction, in nats, summed over positions

@@ -9,7 +9,6 @@ corpus has the same bytes however the work was shared or stopped.
 import fcntl
 import io
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from nmla import __version__
 from nmla.data.assemble import seal, write_shards
 from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
+from nmla.data.workers import cores
 from nmla.decoding.teacher import Format, Teacher, check_teacher, identity
 from nmla.errors import UsageError
 from nmla.files import publish, sha256, write_bytes, write_text
@@ -106,10 +106,6 @@ def _check(teachers: Sequence[Path], beam_size: int, threads: int | None) -> Non
     for name, value in (("beam_size", beam_size), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, but is {value}")
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Done(Exception):

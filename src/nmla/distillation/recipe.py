@@ -6,7 +6,8 @@ from pathlib import Path
 from lightning_fabric import Fabric
 
 from nmla.config import DataConfig, Recipe
-from nmla.distillation.distill import cores, distill
+from nmla.data.workers import cores
+from nmla.distillation.distill import distill
 from nmla.errors import UsageError
 from nmla.training.loop import train
 from nmla.training.machine import start_fabric

@@ -40,6 +40,7 @@ def measure(
     baseline: Lines | None = None,
     samples: int = 0,
     tokenised: bool = False,
+    only: Sequence[str] = ("BLEU", "chrF", "TER"),
 ) -> list[Measured]:
     """BLEU, chrF and TER by sacrebleu, then BLEU's brevity penalty and length ratio, which have no interval.
 
@@ -49,11 +50,11 @@ def measure(
         baseline: another system's outputs.
         samples: how often the sentences are drawn anew for intervals and test; 0 for none.
         tokenised: the text is split into tokens already, and BLEU takes them as they are.
+        only: which of the three.
     """
     bleu = sacrebleu.BLEU(tokenize="none", force=True) if tokenised else sacrebleu.BLEU()
-    metrics: list[Any] = [bleu, sacrebleu.CHRF(), sacrebleu.TER()]
-    drawn = _draws(len(hypotheses), samples) if samples else None
-    measured = [_measure(metric, hypotheses, references, baseline, drawn) for metric in metrics]
+    metrics: dict[str, Any] = {"BLEU": bleu, "chrF": sacrebleu.CHRF(), "TER": sacrebleu.TER()}
+    measured = [_measure(name, metrics[name], hypotheses, references, baseline, samples) for name in only]
     own = bleu.corpus_score(hypotheses, references)  # type: ignore[arg-type]  # None is right, though it does not say so
     return [
         *measured,
@@ -62,47 +63,48 @@ def measure(
     ]
 
 
-def _draws(sentences: int, samples: int) -> npt.NDArray[np.float64]:
-    """``(samples, sentences)``: how often each sentence is drawn."""
-    drawn = np.random.default_rng(SEED).choice(sentences, size=(samples, sentences), replace=True)
-    return np.stack([np.bincount(row, minlength=sentences) for row in drawn]).astype(np.float64)
-
-
 def _measure(
-    metric: Any,
-    hypotheses: Lines,
-    references: References,
-    baseline: Lines | None,
-    drawn: npt.NDArray[np.float64] | None,
+    name: str, metric: Any, hypotheses: Lines, references: References, baseline: Lines | None, samples: int
 ) -> Measured:
-    counts = _counts(metric, hypotheses, references)
-    score = metric._aggregate_and_compute(counts)
-    name, signature = score.name.removesuffix("2"), str(metric.get_signature())  # chrF2 is what all call chrF
-    difference, of_baseline = None, None
+    # What sacrebleu counts in each sentence; all scores are made from sums of it.
+    counts = metric._extract_corpus_statistics(hypotheses, references)
+    score, signature = metric._aggregate_and_compute(counts).score, str(metric.get_signature())
+    both = [counts]
+    difference = None
     if baseline is not None:
-        of_baseline = _counts(metric, baseline, references)
-        difference = score.score - metric._aggregate_and_compute(of_baseline).score
-    if drawn is None:
-        return Measured(name, score.score, signature, difference=difference)
-    own = _resampled(metric, counts, drawn)
-    signature += f"|bs:{len(drawn)}|seed:{SEED}"
-    if of_baseline is None or difference is None:
-        return Measured(name, score.score, signature, _interval(own))
-    differences = own - _resampled(metric, of_baseline, drawn)
-    # As sacrebleu tests: how often a difference strays from the mean one by more than the one that was found.
-    apart = np.abs(differences)
-    p_value = (int((apart - apart.mean() > abs(difference)).sum()) + 1) / (len(drawn) + 1)
-    return Measured(name, score.score, signature, _interval(own), difference, _interval(differences), p_value)
+        both.append(metric._extract_corpus_statistics(baseline, references))
+        difference = score - metric._aggregate_and_compute(both[1]).score
+    if not samples:
+        return Measured(name, score, signature, difference=difference)
+    signature += f"|bs:{samples}|seed:{SEED}"
+    own, *others = _resampled(metric, both, samples)
+    if difference is None:
+        return Measured(name, score, signature, _interval(own))
+    differences = own - others[0]
+    # How often a difference strays from the mean one as far as the one that was found is from none.
+    strays = int((np.abs(differences - differences.mean()) >= abs(difference)).sum())
+    return Measured(
+        name,
+        score,
+        signature,
+        _interval(own),
+        difference,
+        _interval(differences),
+        (strays + 1) / (samples + 1),
+    )
 
 
-def _counts(metric: Any, hypotheses: Lines, references: References) -> Any:
-    """What sacrebleu counts in each sentence; all scores are made from sums of it."""
-    return metric._extract_corpus_statistics(hypotheses, references)
-
-
-def _resampled(metric: Any, counts: Any, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The metric's score of each draw."""
-    return np.array([metric._compute_score_from_stats(sums).score for sums in drawn @ np.array(counts, np.float64)])
+def _resampled(metric: Any, systems: Sequence[Any], samples: int) -> npt.NDArray[np.float64]:
+    """``(systems, samples)``: the scores of the same draws of sentences."""
+    counts = [np.array(of, np.float64) for of in systems]
+    sentences = len(counts[0])
+    generator = np.random.default_rng(SEED)
+    scores: list[list[float]] = [[] for _ in systems]
+    for _ in range(samples):  # one at a time: all together would not fit where there are many sentences
+        drawn = np.bincount(generator.choice(sentences, size=sentences), minlength=sentences).astype(np.float64)
+        for of, own in zip(scores, counts, strict=True):
+            of.append(metric._compute_score_from_stats(drawn @ own).score)
+    return np.array(scores)
 
 
 def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:

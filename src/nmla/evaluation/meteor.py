@@ -14,11 +14,14 @@ from nmla.evaluation.measure import Lines, Measured
 # Paraphrase tables for other languages than English are not part of the program.
 MODULES = {"en": "exact stem synonym paraphrase"}
 WITHOUT_TABLES = "exact stem"
+LANGUAGES = "ar cz da de en es fi fr hu it nl no pt ro ru se tr".split()
 PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
 
 
 def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: Path | None = None) -> Measured:
     """METEOR, from 0 to 1 as it is published, with punctuation normalised."""
+    if language not in LANGUAGES:
+        raise UsageError(f"METEOR's language must be one of {', '.join(LANGUAGES)}, but is {language!r}")
     jar = jar or _installed()
     if not jar.is_file():
         raise UsageError(f"{jar}: must be METEOR's jar, but does not exist")
@@ -36,8 +39,7 @@ def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: P
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
     if found := re.search(r"^Final score:\s+([\d.]+)", done.stdout, re.MULTILINE):
         return Measured("METEOR", float(found[1]), f'meteor-1.5|-l {language} -norm -m "{modules}"')
-    if "anguage" in (said := (done.stderr + done.stdout).strip()):
-        raise UsageError(f"METEOR must know the language, but says of {language!r}: {said.splitlines()[-1]}")
+    said = (done.stderr + done.stdout).strip()
     raise NmlaError(f"METEOR gave no score: {(said.splitlines() or ['it said nothing'])[-1]}")
 
 

@@ -1,8 +1,9 @@
 """Trainings as they lie on the disk, and a report on some of them."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +12,8 @@ import sacrebleu
 import torch
 
 from nmla.config import Recipe, load_recipe, recipe_yaml
-from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translator import Translator
-from nmla.errors import UsageError
+from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import System, analyse
 from nmla.evaluation.analysis_table import cells, shown
 from nmla.evaluation.document import Code, Figures, Picture, Section
@@ -47,69 +47,78 @@ class Run:
 
     def line(self, event: str, value: str) -> list[tuple[float, float]]:
         """Steps, those before it included, and what was logged then."""
-        return [(self.first + of["step"], of[value]) for of in self.log if of["event"] == event and value in of]
+        return [
+            (self.first + of["step"], of[value])
+            for of in self.log
+            if of["event"] == event and of.get(value) is not None  # what was not finite is null
+        ]
 
 
 def read_log(stage: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    """What a training wrote down; a last line that a kill cut is left out."""
+    whole = []
+    for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            whole.append(json.loads(line))
+        except ValueError:
+            break
+    if not whole:
+        raise DataError(f"{stage / 'log.jsonl'}: must tell of a training, but tells nothing")
+    return whole
 
 
 def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyType({})) -> list[Run]:
     """The finished trainings in or below some directories, each after the one it began from.
 
-    They are called as in `names`, or else as their directories.
+    They are called as in `names`, or else as their directories, as shortly as tells them apart.
     """
-    runs: dict[Path, Run] = {}
-    by_weights: dict[str, Path] = {}
-    began: dict[Path, str] = {}
+    within: dict[Path, Path] = {}  # each directory, and below which path
     for path in paths:
         done = [log.parent for log in sorted(path.rglob("log.jsonl")) if (log.parent / "model" / WEIGHTS).is_file()]
         if not done:
             raise UsageError(f"{path}: must hold a finished training, but holds none")
-        for directory in done:
-            name = names.get(directory, str(Path(path.resolve().name) / directory.relative_to(path)))
-            runs[directory] = Run(name, directory, load_recipe(directory / "recipe.yaml"), read_log(directory))
-            by_weights.setdefault(sha256(directory / "model" / WEIGHTS), directory)
-            began[directory] = json.loads((directory / "start.json").read_text(encoding="utf-8"))["weights"]
+        within |= dict.fromkeys(done, path)
+    short = {of: str(Path(path.resolve().name) / of.relative_to(path)) for of, path in within.items()}
+    taken = Counter(short.values())
+    called = {of: names.get(of, short[of] if taken[short[of]] == 1 else str(of)) for of in within}
+    by_weights = {sha256(of / "model" / WEIGHTS): of for of in reversed(within)}
     whole: dict[Path, Run] = {}
 
     def add(directory: Path) -> Run:
         if directory not in whole:
-            parent = by_weights.get(began[directory], directory)
-            whole[directory] = replace(runs[directory], parent=add(parent) if parent != directory else None)
+            began = json.loads((directory / "start.json").read_text(encoding="utf-8"))["weights"]
+            parent = by_weights.get(began, directory)
+            before = add(parent) if parent != directory else None
+            recipe = load_recipe(directory / "recipe.yaml")
+            whole[directory] = Run(called[directory], directory, recipe, read_log(directory), before)
         return whole[directory]
 
-    for directory in runs:
+    for directory in within:
         add(directory)
     return list(whole.values())
 
 
 def report(
     runs: Sequence[Run],
-    source: Path | None = None,
-    references: Sequence[Path] = (),
+    systems: Sequence[System] = (),
+    references: Sequence[Sequence[str]] = (),
     *,
-    lines: Sequence[Sequence[str]] = (),
-    lm: Path | None = None,
+    sources: Sequence[str] | None = None,
+    commands: Sequence[str] = (),
     examples: int = 5,
+    **fluency: Any,
 ) -> list[Section]:
     """What there is to say about some trainings: how they went and, with a test set, what became of them.
 
-    `lines` are those of the source and of each reference; a language model `lm` tells perplexities.
+    `systems` are the outputs of their models on it, by the same names, and `commands` what scores them. A language
+    model `lm` and its `tokenizer` tell perplexities.
     """
     sections: list[Section] = [("Trainings", [_trainings(runs), Picture(_curves(runs))])]
-    if source is not None:
-        texts, *targets = lines
-        translators = {run.name: Translator.load(run.directory / "model") for run in runs}
-        systems = [System.of_model(name, translator, texts) for name, translator in translators.items()]
-        fluency: dict[str, Any] = {}
-        if lm is not None:
-            tokenizer = next(iter(translators.values())).tokenizer
-            fluency = {"lm": NgramLM.load(lm, tokenizer), "tokenizer": tokenizer}
-        analysis = analyse(systems, targets, sources=texts, examples=examples, **fluency)
+    if systems and sources is not None:
+        analysis = analyse(systems, references, sources=sources, examples=examples, **fluency)
         header, *rows = cells(analysis)
         sections.append(("On the test set", [Figures(header, rows)]))
-        sections += _before_and_after(runs, systems, translators, texts, targets[0])
+        sections += _before_and_after(runs, systems, sources, references[0])
         for comparison in analysis.comparisons:
             for change, found in (("gained", comparison.gained), ("lost", comparison.lost)):
                 if found:
@@ -117,7 +126,8 @@ def report(
                     told = [shown(comparison, example) for example in found]
                     names = [name for name, _ in told[0]]
                     sections.append((heading, [Figures(names, [[text for _, text in of] for of in told], text=True)]))
-    sections.append(("How it was made", list(_commands(runs, source, references))))
+    recipes = [Code(recipe_yaml(run.recipe), folded=f"{run.name}, the recipe of this stage") for run in runs]
+    sections.append(("How it was made", [*([Code("\n".join(commands))] if commands else []), *recipes]))
     return sections
 
 
@@ -152,28 +162,26 @@ def _curves(runs: Sequence[Run]) -> str:
 
 
 def _before_and_after(
-    runs: Sequence[Run],
-    systems: Sequence[System],
-    translators: dict[str, Translator],
-    sources: Sequence[str],
-    references: Sequence[str],
+    runs: Sequence[Run], systems: Sequence[System], sources: Sequence[str], references: Sequence[str]
 ) -> Iterator[Section]:
     """What each position wants to say, before the last fine-tuning and after, of the short source that gained most."""
-    pairs = [run for run in runs if run.parent is not None and run.recipe.model.family in ("ctc", "sctc")]
-    names = {system.name: system for system in systems}
-    if not pairs or pairs[-1].parent is None or pairs[-1].parent.name not in names:
+    outputs = {system.name: system.outputs for system in systems}
+    pairs = [
+        (run.parent, run)
+        for run in runs
+        if run.parent and run.recipe.model.family in ("ctc", "sctc") and {run.name, run.parent.name} <= outputs.keys()
+    ]
+    short = [line for line, text in enumerate(sources) if 2 < len(text.split()) <= LONGEST_SHOWN]
+    if not pairs or not short:
         return
-    before, after = names[pairs[-1].parent.name], names[pairs[-1].name]
+    both = pairs[-1]
 
     def gain(line: int) -> float:
-        scores = [sacrebleu.sentence_chrf(of.outputs[line], [references[line]]).score for of in (before, after)]
-        return scores[1] - scores[0]
+        before, after = (sacrebleu.sentence_chrf(outputs[of.name][line], [references[line]]).score for of in both)
+        return after - before
 
-    short = [line for line, text in enumerate(sources) if 2 < len(text.split()) <= LONGEST_SHOWN]
-    if not short:
-        return
     line = max(short, key=gain)
-    maps = heat_maps(sources[line], {system.name: translators[system.name] for system in (before, after)})
+    maps = heat_maps(sources[line], {of.name: Translator.load(of.directory / "model") for of in both})
     about = (
         f"Source: {sources[line]} Reference: {references[line]} A column is an output position, a row a token, the "
         "shade its probability."
@@ -197,11 +205,3 @@ def heat_maps(source: str, translators: dict[str, Translator]) -> list[str]:
         )
         for name, probs in each.items()
     ]
-
-
-def _commands(runs: Sequence[Run], source: Path | None, references: Sequence[Path]) -> Iterator[Code]:
-    if source is not None:
-        test = f"--source {source} " + " ".join(f"--reference {path}" for path in references)
-        yield Code("\n".join(f"nmla score --model {run.directory / 'model'} {test}" for run in runs))
-    for run in runs:
-        yield Code(recipe_yaml(run.recipe), folded=f"{run.name}, the recipe of this stage")

@@ -17,6 +17,7 @@ import torch
 
 from nmla import __version__
 from nmla.config import COMPUTE_TYPES
+from nmla.data.workers import cores
 from nmla.decoding.teacher import MODEL, Teacher
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
@@ -366,10 +367,6 @@ def choose_sentences(
         say(f"{name}: lines left out, as they are too long for one of the systems: {len(filled) - len(fit)}")
     count = min(count, len(fit))
     return [fit[i * len(fit) // count] for i in range(count)]
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, str]:

@@ -1,18 +1,24 @@
 """A table of results as Markdown and as a page: every number with the command that prints it."""
 
 import json
+import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nmla.config import Decoding
+from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.translation import Translation
+from nmla.evaluation.analysis import System
 from nmla.evaluation.document import Block, Code, Figures, Section, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
 from nmla.evaluation.runs import find_runs, report
 from nmla.files import write_text
-from nmla.reproduce.stages import Stage, seeds
-from nmla.reproduce.table import Row, Table
+from nmla.reproduce.stages import Stage
+from nmla.reproduce.table import Table
 from nmla.text.lines import read_lines
+from nmla.text.tokenizer import Tokenizer
 
 Wanted = Mapping[tuple[str, str, int], Stage]
 
@@ -20,10 +26,27 @@ Wanted = Mapping[tuple[str, str, int], Stage]
 def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
     """The table from its finished stages as Markdown; also written beside them, as Markdown, JSON and a page."""
     results = {of: _result(stage, root) for of, stage in wanted.items()}
-    tests = _tests(table, wanted, root)
+    first: dict[str, tuple[str, str, int]] = {}  # of each row, its first way and seed
+    for of in wanted:
+        first.setdefault(of[0], of)
+    systems = {row: _system(row, wanted[of], root) for row, of in first.items()}
+    references = [read_lines(Path(reference)) for reference in table.test.references]
+    baseline = systems[table.baseline or table.rows[0].name].outputs
+    tests = {
+        row: measure(system.outputs, references, baseline=baseline, samples=SAMPLES, only=["BLEU"])[0]
+        for row, system in systems.items()
+    }
+    of_first = {
+        row.name: [results[row.name, first[row.name][1], seed] for seed in table.seeds_of(row)] for row in table.rows
+    }
+    commands = [
+        _command(row, way, stage, results[row, way, seed], root)
+        for (row, way, seed), stage in wanted.items()
+        if seed == first[row][2]
+    ]
     blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}")]
-    blocks += [_scores(table, results), _details(table, results, tests), _legend(results)]
-    blocks += ["Single rows:", Code("\n".join(_commands(table, wanted, root)))]
+    blocks += [_scores(table, results), _details(table, of_first, tests), _legend(results)]
+    blocks += ["Single numbers:", Code("\n".join(commands))]
     name = Path(table.output) / path.stem
     text = to_markdown(table.title, [("", blocks)])
     write_text(name.with_suffix(".md"), text)
@@ -32,25 +55,42 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
         for (row, way, seed), result in results.items()
     ]
     write_text(name.with_suffix(".json"), json.dumps(told, indent=2) + "\n")
-    write_text(name.with_suffix(".html"), to_html(table.title, [("The table", blocks), *_report(table, wanted, root)]))
+    models = {row: wanted[first[row]].inputs["model"] for row in systems}
+    sections = _report(table, wanted, models, list(systems.values()), references, root)
+    write_text(name.with_suffix(".html"), to_html(table.title, [("The table", blocks), *sections]))
     return text
 
 
-def _report(table: Table, wanted: Wanted, root: Path) -> list[Section]:
-    """On the trainings of all rows, from their first seeds."""
+def _system(row: str, stage: Stage, root: Path) -> System:
+    lines = (stage.directory(root) / "translations.jsonl").read_text(encoding="utf-8").splitlines()
+    translations = [Translation(**json.loads(line)) for line in lines]
+    family = stage.inputs["model"].paths["recipe"]["model"]["family"]
+    return System(row, [one.text for one in translations], translations, family)
+
+
+def _report(
+    table: Table,
+    wanted: Wanted,
+    models: Mapping[str, Stage],
+    systems: list[System],
+    references: list[list[str]],
+    root: Path,
+) -> list[Section]:
+    """On the trainings of all rows, from their first seeds, and on what each of these says in the table."""
     names: dict[Path, str] = {}
-    lm = None
-    for (row, _, _), stage in wanted.items():
-        *before, last = _path(stage.inputs["model"])
-        if row not in names.values():
-            for of in before:
-                names.setdefault(of.directory(root), of.directory(root).name)
-            names[last.directory(root)] = row
+    for row, model in models.items():
+        *before, last = _path(model)
+        for of in before:
+            names.setdefault(of.directory(root), of.directory(root).name)
+        names[last.directory(root)] = row
+    fluency: dict[str, Any] = {}
+    for stage in wanted.values():
         if "lm" in stage.inputs:
-            lm = stage.inputs["lm"].directory(root) / "lm.lm"
-    source, references = Path(table.test.source), [Path(path) for path in table.test.references]
-    lines = [read_lines(of) for of in (source, *references)]
-    return report(find_runs(list(names), names), source, references, lines=lines, lm=lm)
+            tokenizer = Tokenizer.load(Path(stage.inputs["lm"].paths["tokenizer"]))
+            lm = NgramLM.load(stage.inputs["lm"].directory(root) / "lm.lm", tokenizer)
+            fluency = {"lm": lm, "tokenizer": tokenizer}
+    sources = read_lines(Path(table.test.source))
+    return report(find_runs(list(names), names), systems, references, sources=sources, **fluency)
 
 
 def _result(stage: Stage, root: Path) -> dict[str, Any]:
@@ -80,45 +120,31 @@ def _trained(stage: Stage, root: Path) -> tuple[int, float]:
     return last["step"], last["seconds"]
 
 
-def _tests(table: Table, wanted: Wanted, root: Path) -> dict[str, Measured]:
-    """BLEU of each row against the baseline's, both from the first of their seeds and ways."""
-    outputs = {}
-    for (row, _, _), stage in wanted.items():
-        if row not in outputs:
-            outputs[row] = read_lines(stage.directory(root) / "outputs.txt")
-    references = [read_lines(Path(reference)) for reference in table.test.references]
-    baseline = outputs[table.baseline or table.rows[0].name]
-    return {row: next(iter(measure(of, references, baseline=baseline, samples=SAMPLES))) for row, of in outputs.items()}
-
-
 def _scores(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> Figures:
     """BLEU of every row in every way, the brevity penalty beside it."""
     rows = []
     for row in table.rows:
         cells = [row.name]
         for way in table.ways:
-            found = [results[row.name, way, seed] for seed in seeds(table, row) if (row.name, way, seed) in results]
+            found = [results[row.name, way, seed] for seed in table.seeds_of(row) if (row.name, way, seed) in results]
             cells += [_spread([of["BLEU"] for of in found]), _mean([of["brevity penalty"] for of in found], 2)]
         rows.append(cells)
     header = ["system", *(name for way in table.ways for name in (f"BLEU, {way}", "BP"))]
     return Figures(header, rows)
 
 
-def _details(
-    table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]], tests: Mapping[str, Measured]
-) -> Figures:
-    """The rest of the first way of each row."""
+def _details(table: Table, first: Mapping[str, list[dict[str, Any]]], tests: Mapping[str, Measured]) -> Figures:
+    """The rest of each row's first way, of all its seeds."""
+    baseline = table.baseline or table.rows[0].name
     rows = []
-    for row in table.rows:
-        found = _first_way(row, table, results)
-        test = tests[row.name]
-        beyond = "" if test.difference is None else f"{test.difference:+.1f}"
-        if test.difference_interval is not None and row.name != (table.baseline or table.rows[0].name):
+    for row, found in first.items():
+        beyond = "—"
+        if (test := tests[row]).difference_interval is not None and row != baseline:
             low, high = test.difference_interval
-            beyond += f" [{low:+.1f}, {high:+.1f}]"
+            beyond = f"{test.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
         rows.append(
             [
-                row.name,
+                row,
                 beyond,
                 _mean([of["chrF"] for of in found], 1),
                 _mean([of["TER"] for of in found], 1),
@@ -128,14 +154,8 @@ def _details(
                 " + ".join(f"{seconds / 60:.0f}" for seconds in found[0]["seconds"]),
             ]
         )
-    baseline = table.baseline or table.rows[0].name
     header = ["system", f"BLEU beyond {baseline}", "chrF", "TER", "length", "entropy", "steps", "minutes"]
     return Figures(header, rows)
-
-
-def _first_way(row: Row, table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    way = next(way for way in table.ways if (row.name, way, seeds(table, row)[0]) in results)
-    return [results[row.name, way, seed] for seed in seeds(table, row)]
 
 
 def _legend(results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
@@ -149,17 +169,19 @@ def _legend(results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
     )
 
 
-def _commands(table: Table, wanted: Wanted, root: Path) -> Iterator[str]:
-    """How each row's first number is printed alone."""
-    for row in table.rows:
-        stage = next(of for (name, _, _), of in wanted.items() if name == row.name)
-        command = ["nmla score --model", str(stage.inputs["model"].directory(root) / "model")]
-        command += ["--source", table.test.source, *(f"--reference {path}" for path in table.test.references)]
-        if stage.settings["beam_size"] > 1:
-            command.append(f"--beam-size {stage.settings['beam_size']}")
-        if "teacher" in stage.inputs:
-            command.append(f"--teacher {stage.inputs['teacher'].directory(root) / 'model'}")
-        yield f"{' '.join(command)}  # {row.name}"
+def _command(row: str, way: str, stage: Stage, result: dict[str, Any], root: Path) -> str:
+    """What prints one number of the table alone."""
+    model = stage.inputs["model"].directory(root) / "model"
+    command = ["nmla", "score", "--model", str(model), "--source", stage.paths["source"]]
+    for path in stage.paths["references"]:
+        command += ["--reference", path]
+    for name in ("beam_size", "alpha", "beta", "blank_penalty"):
+        if (value := result["decoding"][name]) != getattr(Decoding(), name):
+            command += [f"--{name.replace('_', '-')}", f"{value:g}"]
+    for name, file in (("lm", "lm.lm"), ("teacher", "model")):
+        if name in stage.inputs:
+            command += [f"--{name}", str(stage.inputs[name].directory(root) / file)]
+    return f"{shlex.join(command)}  # {row}, {way}"
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nmla.data.workers import cores
 from nmla.errors import NmlaError, Stopped, UsageError
-from nmla.files import locked
+from nmla.evaluation.measure import check_parallel
 from nmla.progress import progress_bar, say
 from nmla.reproduce.render import render
 from nmla.reproduce.stages import Stage, as_json, stages
 from nmla.reproduce.table import load_table
+from nmla.text.lines import read_lines
 
 POLL_SECONDS = 0.2
 LOG = "stage.log"  # what a stage said
@@ -26,93 +27,123 @@ def reproduce(path: Path, jobs: int = 1) -> str:
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, but is {jobs}")
     table, recipes = load_table(path)
+    references = [(of, read_lines(Path(of))) for of in table.test.references]
+    check_parallel(read_lines(Path(table.test.source)), references)  # now, not after hours
     wanted = stages(table, recipes)
-    output = Path(table.output)
-    output.mkdir(parents=True, exist_ok=True)
-    root = output / "stages"
-    with locked(output / f".{path.stem}.lock", output / path.stem):
-        run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
+    root = Path(table.output) / "stages"
+    run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
     return render(path, table, wanted, root)
 
 
 def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:
-    """Run what is not done, in its order as far as inputs are there."""
+    """Run what is not done, in its order as far as inputs are there. A stage that fails stops only what needs it."""
     waiting = {stage.key: stage for stage in needed if not stage.done(root)}
     say(f"nmla reproduce: {len({stage.key for stage in needed})} stages, {len(waiting)} of them to do")
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    threads = max((os.cpu_count() or 1) // jobs, 1)
-    with ExitStack() as held:
-        bar = held.enter_context(progress_bar())
+    running: dict[str, _Running] = {}
+    failed: dict[str, str] = {}
+    with _Asked() as asked, progress_bar() as bar:
         task = bar.add_task("stages", total=len(waiting))
-        asked = held.enter_context(_Asked())
-        held.callback(_end, running)
-        began = {}
-        while waiting or running:
-            ready = [stage for stage in waiting.values() if all(of.done(root) for of in stage.inputs.values())][
-                : jobs - len(running)
-            ]
-            for stage in ready:
-                running[stage.key] = _start(stage, root, threads)
-                began[stage.key] = (stage, time.monotonic())
-                del waiting[stage.key]
-            time.sleep(POLL_SECONDS)
-            if asked.number:
-                _end(running)
-                raise Stopped(asked.number, "stopped; what is done is kept, and the same command goes on from there")
-            for key, process in [*running.items()]:
-                if process.poll() is not None:
-                    del running[key]
-                    stage, then = began[key]
-                    _tell(stage, root, process.returncode, time.monotonic() - then)
-                    bar.advance(task)
+        try:
+            while waiting or running:
+                for stage in _ready(waiting, failed, root)[: jobs - len(running)]:
+                    running[stage.key] = _Running(stage, root, max(cores() // jobs, 1))
+                    del waiting[stage.key]
+                if not running:
+                    break  # what is left needs what failed
+                time.sleep(POLL_SECONDS)
+                if asked.count:
+                    raise Stopped(
+                        asked.number, "stopped; what is done is kept, and the same command goes on from there"
+                    )
+                for key, process in [*running.items()]:
+                    if process.ended():
+                        del running[key]
+                        bar.advance(task)
+                        if why := process.failure():
+                            failed[key] = why
+                            say(why)
+        finally:
+            _end(running, asked)
+    if failed:
+        first = next(iter(failed.values()))
+        raise NmlaError(f"{len(failed)} of the stages failed, so the table is not whole; the first: {first}")
 
 
-def _start(stage: Stage, root: Path, threads: int) -> "subprocess.Popen[bytes]":
-    directory = stage.directory(root)
-    directory.mkdir(parents=True, exist_ok=True)
-    say(f"begins: {directory.name}")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    with (directory / LOG).open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nmla.reproduce.stages", str(root)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches it through us, once
-        )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(as_json(stage)).encode())
-    process.stdin.close()
-    return process
+def _ready(waiting: Mapping[str, Stage], failed: Mapping[str, str], root: Path) -> list[Stage]:
+    return [
+        stage
+        for stage in waiting.values()
+        if all(of.key not in failed and of.done(root) for of in stage.inputs.values())
+    ]
 
 
-def _tell(stage: Stage, root: Path, code: int, seconds: float) -> None:
-    directory = stage.directory(root)
-    if code or not stage.done(root):
-        said = (directory / LOG).read_text(encoding="utf-8", errors="replace").strip().split("\n")
-        raise NmlaError(f"{directory}: this stage must succeed, but: {said[-1] or f'it ended with {code}'}")
-    say(f"done:   {directory.name}, {seconds / 60:.1f} minutes")
+class _Running:
+    """A stage at work in a process of its own, which ends when this one does, however that is."""
+
+    def __init__(self, stage: Stage, root: Path, threads: int) -> None:
+        self._stage, self._root, self._began = stage, root, time.monotonic()
+        self._directory = stage.directory(root)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        say(f"begins: {self._directory.name}")
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}  # unless the user has said otherwise
+        with (self._directory / LOG).open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "nmla.reproduce.stages", str(root)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches it through us
+            )
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(as_json(stage)).encode() + b"\n")
+            self.process.stdin.flush()  # and it stays open: its end tells that we have ended
+        except BrokenPipeError:
+            pass  # it could not even begin; how it ended is told
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def failure(self) -> str:
+        """Why it failed; nothing if it did not, and then it is told as done."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = self.process.returncode
+        if code == 0 and self._stage.done(self._root):
+            say(f"done:   {self._directory.name}, {(time.monotonic() - self._began) / 60:.1f} minutes")
+            return ""
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        said = (self._directory / LOG).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
+        return f"{self._directory}: this stage must succeed, but ended with {how}, and last said: {said or 'nothing'}"
 
 
-def _end(running: dict[str, "subprocess.Popen[bytes]"]) -> None:
-    """Let those that run save and stop."""
-    for process in running.values():
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    for process in running.values():
-        process.wait()
-    running.clear()
+def _end(running: dict[str, _Running], asked: "_Asked") -> None:
+    """Let those that still run save and stop; whoever asks again does not wait."""
+    if running:
+        say(f"stopping {len(running)} stages, which save what they have done; again to stop at once")
+    for one in running.values():
+        one.process.send_signal(signal.SIGTERM)
+    before = asked.count
+    while not all(one.ended() for one in running.values()):
+        time.sleep(POLL_SECONDS)
+        if asked.count > before:
+            for one in running.values():
+                one.process.kill()
+    for one in running.values():
+        assert one.process.stdin is not None
+        one.process.stdin.close()
 
 
 class _Asked:
-    """Takes note of SIGINT and SIGTERM."""
+    """Takes note of signals that ask to stop."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.count = 0
 
     def __enter__(self) -> "_Asked":
-        self._before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
+        asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._take) for number in asking}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,4 +151,4 @@ class _Asked:
             signal.signal(number, handler)
 
     def _take(self, number: int, _: object) -> None:
-        self.number = number
+        self.number, self.count = number, self.count + 1

@@ -1,29 +1,39 @@
 """The stages of a table: what each row needs, each known by the hash of all that it depends on, so that rows share them
 and nothing is done twice."""
 
+import fcntl
 import hashlib
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from nmla import __version__
-from nmla.config import DataConfig, MachineConfig, ModelConfig, Recipe, TrainConfig, parse_recipe
+from nmla.config import ModelConfig, Recipe, TrainConfig, parse_recipe
 from nmla.data.corpus import TOKENIZER
-from nmla.errors import NmlaError, Stopped
-from nmla.files import MANIFEST, locked, sha256, write_text
-from nmla.reproduce.table import Row, Table, Way
+from nmla.errors import DataError, NmlaError, UsageError
+from nmla.files import MANIFEST, remove_leftovers, sha256, write_text
+from nmla.reproduce.table import Table, Way
+from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
+# Raised when what a kind of stage makes of the same settings changes, so that nothing made before is taken for it.
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 1, "score": 1}
+FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A piece of work with one directory. Where things are found does not change its key, only what they hold."""
+    """A piece of work with one directory. Where things are found, `paths`, does not change its key, only what they hold
+    does, which `settings` tell."""
 
     kind: str  # one of RUN
     label: str  # for people
@@ -33,7 +43,12 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        whole = [self.kind, self.settings, {name: stage.key for name, stage in self.inputs.items()}]
+        whole = [
+            self.kind,
+            VERSIONS[self.kind],
+            self.settings,
+            {name: stage.key for name, stage in self.inputs.items()},
+        ]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
 
     def directory(self, root: Path) -> Path:
@@ -52,7 +67,7 @@ class Stage:
 def training(recipe: Recipe, seed: int) -> tuple[Stage, Stage | None]:
     """The stage that gives a recipe's model, with all before it, and its first teacher if it has one."""
     corpus: dict[str, Any] = {"paths": {"corpus": recipe.data.corpus}}
-    content = {"corpus": sha256(Path(recipe.data.corpus) / MANIFEST)}
+    content = {"corpus": corpus_hash(Path(recipe.data.corpus))}
     teacher = None
     if recipe.teacher is not None:
         teachers = [
@@ -76,22 +91,53 @@ def training(recipe: Recipe, seed: int) -> tuple[Stage, Stage | None]:
     return model, teacher
 
 
+def corpus_hash(corpus: Path) -> str:
+    """Of what a corpus holds, wherever it was made from."""
+    if not (corpus / MANIFEST).is_file():
+        raise UsageError(f"{corpus}: must be a corpus that nmla prepare made, but is none")
+    files = json.loads((corpus / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def file_hash(path: str) -> str:
+    require_file(Path(path))
+    found = Path(path).stat()
+    return _file_hash(path, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _file_hash(path: str, modified: int, size: int) -> str:
+    return sha256(Path(path))
+
+
 def _train(
     recipe: Recipe, model: ModelConfig, stage: TrainConfig, seed: int, content: dict[str, str], corpus: dict[str, Any]
 ) -> Stage:
-    own = replace(
-        recipe,
-        model=model,
-        train=stage,
-        finetune=None,
-        teacher=None,
-        seed=seed,
-        output="",
-        data=DataConfig(""),
-        machine=MachineConfig(precision=recipe.machine.precision),
-    )
+    machine = recipe.machine
+    # One process for each stage: it takes the batches of all devices one after the other.
+    stage = replace(stage, accumulate=stage.accumulate * machine.devices * machine.nodes)
+    free = FREE if stage.final != "average" else FREE[:1]
+    settings = {
+        "model": _changed(model),
+        "train": {name: value for name, value in _changed(stage).items() if name not in free},
+        "seed": seed,
+        "precision": machine.precision,
+        **content,
+    }
+    own = {"model": asdict(model), "train": asdict(stage), "seed": seed}
+    own["machine"] = asdict(replace(machine, devices=1, nodes=1))
     order = f"{stage.ngram}" if stage.loss in ("ngram", "bag") else ""
-    return Stage("train", f"{model.family}-{stage.loss}{order}", {"recipe": asdict(own), **content}, **corpus)
+    paths = {**corpus.get("paths", {}), "recipe": own}
+    return Stage("train", f"{model.family}-{stage.loss}{order}", settings, corpus.get("inputs", {}), paths)
+
+
+def _changed(settings: Any) -> dict[str, Any]:
+    """What differs from the defaults: a setting that is new, and left alone, changes no key."""
+    return {
+        of.name: getattr(settings, of.name)
+        for of in fields(settings)
+        if getattr(settings, of.name) != (of.default_factory() if callable(of.default_factory) else of.default)
+    }
 
 
 def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
@@ -103,21 +149,25 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
         inputs["lm"] = Stage(
             "lm",
             f"lm-{table.lm.order}",
-            {"order": table.lm.order, "text": sha256(Path(table.lm.text)), "tokenizer": sha256(corpus / TOKENIZER)},
+            {
+                "order": table.lm.order,
+                "text": file_hash(table.lm.text),
+                "tokenizer": file_hash(str(corpus / TOKENIZER)),
+            },
             paths={"text": table.lm.text, "tokenizer": str(corpus / TOKENIZER)},
         )
     if way.tune:
         inputs["decoding"] = Stage(
             "tune",
             f"tuned-{way.beam_size}",
-            {"beam_size": way.beam_size, "valid": sha256(corpus / MANIFEST)},
+            {"beam_size": way.beam_size, "corpus": corpus_hash(corpus)},
             dict(inputs),
             {"corpus": str(corpus)},
         )
     if way.teacher and teacher is not None:
         inputs["teacher"] = teacher
     source, references = table.test.source, list(table.test.references)
-    content = {"source": sha256(Path(source)), "references": [sha256(Path(of)) for of in references]}
+    content = {"source": file_hash(source), "references": [file_hash(of) for of in references]}
     test = {"source": source, "references": references}
     return Stage("score", f"scored-{way.beam_size}", {"beam_size": way.beam_size, **content}, inputs, test)
 
@@ -128,27 +178,39 @@ def stages(table: Table, recipes: Mapping[str, Recipe]) -> dict[tuple[str, str, 
         (row.name, name, seed): scoring(table, way, recipes[row.name], seed)
         for row in table.rows
         for name, way in table.ways_of(row, recipes[row.name])
-        for seed in seeds(table, row)
+        for seed in table.seeds_of(row)
     }
-
-
-def seeds(table: Table, row: Row) -> list[int]:
-    return row.seeds or table.seeds
 
 
 # What a process of its own does for each kind, in the stage's directory.
 
 
 def run(stage: Stage, root: Path) -> None:
-    """Do the work of a stage whose inputs are done; called again after a stop, it goes on."""
+    """Do the work of a stage whose inputs are done; called again after a stop, it goes on.
+
+    Another process that does the same is waited for.
+    """
     directory = stage.directory(root)
     directory.mkdir(parents=True, exist_ok=True)
     given = {name: of.directory(root) for name, of in stage.inputs.items()}
-    began = time.perf_counter()
-    with locked(directory / "stage.lock", directory):
+    with (directory / "stage.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stage.done(root):
+            return
+        remove_leftovers(directory)
+        began = time.perf_counter()
         RUN[stage.kind](stage, directory, given)
-    about = {"seconds": round(time.perf_counter() - began, 1), "nmla": __version__, "label": stage.label}
-    write_text(directory / DONE, json.dumps(about, indent=2) + "\n")
+        about = {"seconds": round(time.perf_counter() - began, 1), "nmla": __version__, "label": stage.label}
+        write_text(directory / DONE, json.dumps(about, indent=2) + "\n")
+    if stage.kind == "train":
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)  # nobody goes on from them
+
+
+def _unchanged(stage: Stage, name: str, *found: str) -> None:
+    """Refuse an input that has changed since the table was read: it would be kept under what it was before."""
+    expected = stage.settings[name]
+    if [*found] != (expected if isinstance(expected, list) else [expected]):
+        raise DataError(f"{stage.paths[name]}: must stay as it was when the table was begun, but has changed")
 
 
 def _run_train(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
@@ -156,22 +218,29 @@ def _run_train(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.training.loop import train_stage
 
     corpus = given["corpus"] / "corpus" if "corpus" in given else Path(stage.paths["corpus"])
+    if "corpus" not in given:
+        _unchanged(stage, "corpus", corpus_hash(corpus))
     recipe = parse_recipe(
-        json.dumps(stage.settings["recipe"]), [f"output={directory}", f"data.corpus={corpus}"], stage.label
+        json.dumps(stage.paths["recipe"]), [f"output={directory}", f"data.corpus={corpus}"], stage.label
     )
     start = given["start"] / "model" if "start" in given else None
     train_stage(recipe, recipe.train, Corpus.load(corpus), directory, start)
 
 
 def _run_distill(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
+    import torch
+
     from nmla.distillation.distill import distill
 
+    corpus = Path(stage.paths["corpus"])
+    _unchanged(stage, "corpus", corpus_hash(corpus))
     distill(
-        corpus=Path(stage.paths["corpus"]),
+        corpus=corpus,
         teachers=[of / "model" for of in given.values()],
         output=directory / "corpus",
         beam_size=stage.settings["beam_size"],
         compute_type=stage.settings["compute_type"],
+        threads=torch.get_num_threads(),
     )
 
 
@@ -179,6 +248,7 @@ def _run_lm(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.decoding.lm_train import train_lm
     from nmla.text.tokenizer import Tokenizer
 
+    _unchanged(stage, "text", file_hash(stage.paths["text"]))
     tokenizer = Tokenizer.load(Path(stage.paths["tokenizer"]))
     train_lm([Path(stage.paths["text"])], tokenizer, directory / "lm.lm", stage.settings["order"])
 
@@ -189,6 +259,7 @@ def _run_tune(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.evaluation.score import aligned
     from nmla.evaluation.tune import lines, picture, tune
 
+    _unchanged(stage, "corpus", corpus_hash(Path(stage.paths["corpus"])))
     corpus = Corpus.load(Path(stage.paths["corpus"]))
     translator = Translator.load(given["model"] / "model", given["lm"] / "lm.lm" if "lm" in given else None)
     beam_size = stage.settings["beam_size"]
@@ -199,32 +270,35 @@ def _run_tune(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
 
 
 def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
-    from nmla.decoding.teacher import Teacher
+    import torch
+
     from nmla.decoding.translator import Translator, load_decoding
     from nmla.evaluation.measure import check_parallel, measure
     from nmla.evaluation.score import mean_entropy
     from nmla.text.lines import read_lines
 
-    translator = Translator.load(given["model"] / "model", given["lm"] / "lm.lm" if "lm" in given else None)
+    _unchanged(stage, "source", file_hash(stage.paths["source"]))
+    _unchanged(stage, "references", *map(file_hash, stage.paths["references"]))
+    lm, teacher = given.get("lm"), given.get("teacher")
+    translator = Translator.load(given["model"] / "model", lm and lm / "lm.lm", teacher and teacher / "model")
     if "decoding" in given:
         translator.decoding = load_decoding(given["decoding"])
-    if "teacher" in given:
-        translator.teacher = Teacher(given["teacher"] / "model")
     references = [read_lines(Path(path)) for path in stage.paths["references"]]
-    began = time.perf_counter()
-    translations = translator.translate_batch(
-        read_lines(Path(stage.paths["source"])), beam_size=stage.settings["beam_size"], return_scores=True
-    )
-    seconds = time.perf_counter() - began
+    decoding = translator.settings(beam_size=stage.settings["beam_size"])
+    translator.decoding = decoding
+    translations = translator.translate_batch(read_lines(Path(stage.paths["source"])), return_scores=True)
     outputs = [translation.text for translation in translations]
     check_parallel(outputs, [*zip(stage.paths["references"], references, strict=True)])
     result = {
         "measured": [asdict(one) for one in measure(outputs, references)],
         "entropy": mean_entropy(translations),
-        "decoding": asdict(translator.decoding),
-        "seconds": round(seconds, 2),
+        "decoding": asdict(decoding),
+        "family": translator.model.config.family,
+        "threads": torch.get_num_threads(),
     }
-    write_text(directory / "outputs.txt", "".join(f"{line}\n" for line in outputs))
+    # What the model thought of each sentence, without each token's part in it.
+    thoughts = ({**asdict(replace(one, tokens=(), alternatives=()))} for one in translations)
+    write_text(directory / "translations.jsonl", "".join(f"{json.dumps(of)}\n" for of in thoughts))
     write_text(directory / "scores.json", json.dumps(result, indent=2) + "\n")
 
 
@@ -241,11 +315,21 @@ def from_json(given: dict[str, Any]) -> Stage:
 
 
 def main() -> int:
-    """Run the stage that standard input describes, below the directory that the first argument names."""
+    """Run the stage that the first line of standard input describes, below the directory that the argument names.
+
+    When standard input ends, whoever started this has ended, and so does this.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by an exception, which cleans up
+    stage = from_json(json.loads(sys.stdin.readline()))
+
+    def end_with_the_parent() -> None:
+        while os.read(0, 1 << 10):  # not sys.stdin, which would still be held when the interpreter ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
     try:
-        run(from_json(json.load(sys.stdin)), Path(sys.argv[1]))
-    except Stopped as error:
-        return error.exit_code
+        run(stage, Path(sys.argv[1]))
     except NmlaError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nmla.config import LOSSES, Recipe, load_recipe, parse_settings, read_settings
+from nmla.decoding.ngram_lm import MAX_ORDER
 from nmla.errors import UsageError
 
 
@@ -12,6 +13,10 @@ from nmla.errors import UsageError
 class TestConfig:
     source: str  # a text file, one sentence a line
     references: list[str]  # its translations
+
+    def __post_init__(self) -> None:
+        if not self.references:
+            raise UsageError("test.references must hold at least one file, but is empty")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,12 @@ class Way:
     families: list[str] = field(default_factory=lambda: [*LOSSES])
 
     def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise UsageError(f"beam_size of a way must be at least 1, but is {self.beam_size}")
+        if (self.teacher or self.lm) and self.beam_size == 1:
+            raise UsageError("beam_size of a way with a teacher or a language model must be above 1, but is 1")
+        if self.lm and not self.tune:
+            raise UsageError("tune of a way with a language model must be true, so that it gets a weight, but is false")
         if unknown := [family for family in self.families if family not in LOSSES]:
             raise UsageError(f"families must be among {', '.join(LOSSES)}, but one is {unknown[0]!r}")
 
@@ -44,6 +55,10 @@ class LanguageModelConfig:
     text: str  # a text file in the target language
     order: int = 4
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= MAX_ORDER:
+            raise UsageError(f"lm.order must be from 1 to {MAX_ORDER}, but is {self.order}")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -53,12 +68,14 @@ class Table:
     rows: list[Row]
     recipe: str = ""  # of all rows that name none, beside this file
     seeds: list[int] = field(default_factory=lambda: [1])
-    ways: dict[str, Way] = field(default_factory=lambda: {"argmax": Way()})
+    ways: dict[str, Way] = field(default_factory=dict)  # (default: argmax)
     baseline: str = ""  # the row that the others are tested against (default: the first)
     lm: LanguageModelConfig | None = None
     about: str = ""  # what the reader must know
 
     def __post_init__(self) -> None:
+        if not self.ways:
+            self.ways["argmax"] = Way()
         names = [row.name for row in self.rows]
         if not names:
             raise UsageError("rows must hold at least one row, but is empty")
@@ -67,12 +84,23 @@ class Table:
         if self.baseline and self.baseline not in names:
             raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
         for row in self.rows:
+            seeds = self.seeds_of(row)
+            if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
+                raise UsageError(f"seeds of {row.name!r} must be different numbers of at least 0, but are {seeds}")
+            for key in ("seed", "output"):
+                if any(override.startswith(f"{key}=") for override in row.overrides):
+                    raise UsageError(
+                        f"overrides of {row.name!r} must not set {key}, which the table does, but one does"
+                    )
             if unknown := [name for name in row.ways if name not in self.ways]:
                 raise UsageError(
                     f"ways of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
                 )
         if self.lm is None and (needs := [name for name, way in self.ways.items() if way.lm]):
             raise UsageError(f"lm must say what the way {needs[0]!r} takes its language model from, but is not given")
+
+    def seeds_of(self, row: Row) -> list[int]:
+        return row.seeds or self.seeds
 
     def ways_of(self, row: Row, recipe: Recipe) -> Iterator[tuple[str, Way]]:
         """The ways in which a row is decoded: those it names, or all that its family can."""
@@ -96,5 +124,7 @@ def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
         if not (name := row.recipe or table.recipe):
             raise UsageError(f"{path}: a row must name a recipe, or the table one for all, but {row.name!r} has none")
         recipes[row.name] = load_recipe(path.parent / name, row.overrides)
-        list(table.ways_of(row, recipes[row.name]))
+        if not list(table.ways_of(row, recipes[row.name])):
+            family = recipes[row.name].model.family
+            raise UsageError(f"{path}: ways must decode every row, but none is for {row.name!r}, a {family} model")
     return table, recipes
