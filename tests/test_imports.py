@@ -22,6 +22,7 @@ FLOORS = [
     ["reproduce"],
     ["demo_report"],
     ["demo"],
+    ["commands"],
     ["cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

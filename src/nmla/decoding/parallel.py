@@ -105,18 +105,17 @@ class ParallelDecoder:
         assert isinstance(self.model, FixedLengthTransformer)
         device, count = self._device, settings.beam_size
         logits, lengths = self.model.of_several_lengths(source_BS.to(device), source_lengths_B.to(device), count)
-        sources = source_lengths_B.repeat_interleave(len(lengths) // len(source_BS)).tolist()
         # One token a position: what collapses is a blank, should the model have learned to write it.
         found = argmax_decode(logits, lengths, blank=BLANK, collapse="sctc")
-        rows = zip(found, logits.float(), lengths.tolist(), sources, strict=True)
-        # Each has one translation, and a score to choose by.
-        each = replace(settings, beam_size=1, num_hypotheses=1, return_scores=settings.return_scores or count > 1)
-        told = [self._told([of], row[:used], source, each) for of, row, used, source in rows]
-        count = len(told) // len(source_BS)
+        used = lengths.tolist()
+        sure = [float(logits[i, :n].float().log_softmax(-1).amax(-1).mean()) for i, n in enumerate(used)]
+        each = replace(settings, beam_size=1, num_hypotheses=1)
+        count = len(used) // len(source_BS)
         best = []
-        for start in range(0, len(told), count):
-            first, *others = sorted(told[start : start + count], key=lambda one: -one.score / one.positions)
-            best.append(replace(first, alternatives=tuple(others[: settings.num_hypotheses - 1])))
+        for b, source in enumerate(source_lengths_B.tolist()):
+            rows = sorted(range(b * count, (b + 1) * count), key=lambda i: -sure[i])[: settings.num_hypotheses]
+            first, *others = (self._told([found[i]], logits[i, : used[i]].float(), source, each) for i in rows)
+            best.append(replace(first, alternatives=tuple(others)))
         return best
 
     def _told(self, found: list[Hypothesis], logits_TV: Tensor, source_tokens: int, settings: Decoding) -> Translation:

@@ -1,0 +1,289 @@
+"""What each command does with its arguments. Nothing heavy is imported until one runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nmla.errors import NmlaError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from nmla.decoding.ngram_lm import NgramLM
+    from nmla.text.tokenizer import Tokenizer
+
+# Options that go to the translator.
+DECODING = ("beam_size", "num_hypotheses", "alpha", "beta", "blank_penalty", "fast")
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    from nmla.demo import demo, study
+
+    run, default = (study, "runs/study") if args.study else (demo, "runs/demo")
+    run(args.output or Path(default), args.overrides)
+
+
+def run_prepare(args: argparse.Namespace) -> None:
+    from nmla.data.prepare import prepare
+
+    if args.tokenizer is not None and args.vocab_size is not None:
+        raise UsageError("--vocab-size must not be given with --tokenizer, which has a vocabulary already")
+    counts = prepare(
+        train=args.train,
+        valid=args.valid,
+        output=args.output,
+        vocab_size=32000 if args.vocab_size is None else args.vocab_size,
+        tokenizer=args.tokenizer,
+        pretokenised=args.pretokenised,
+        group=args.group,
+        max_tokens=args.max_tokens,
+        max_ratio=args.max_ratio,
+        upsample=args.upsample,
+        bad=args.bad,
+        processes=args.processes,
+    )
+    for name, count in counts.items():
+        if count or "_dropped_" not in name:
+            print(f"{name}\t{count}")
+
+
+def run_distill(args: argparse.Namespace) -> None:
+    from nmla.decoding.teacher import Format
+    from nmla.distillation.distill import distill
+
+    counts = distill(
+        corpus=args.corpus,
+        teachers=args.teacher,
+        output=args.output,
+        beam_size=args.beam_size,
+        compute_type=args.compute_type,
+        form=Format(args.source_prefix, args.source_suffix, args.target_prefix),
+        threads=args.threads,
+    )
+    for name, count in counts.items():
+        print(f"{name}\t{count}")
+
+
+def run_train(args: argparse.Namespace) -> None:
+    from nmla.config import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)  # before the slow imports: a mistyped setting is told at once
+    from nmla.distillation.recipe import train_with_teachers
+    from nmla.training.machine import start_fabric
+
+    fabric = start_fabric(recipe.machine)
+    try:
+        model = train_with_teachers(recipe, fabric)
+        if fabric.is_global_zero:
+            print(model)
+    except NmlaError as error:
+        # What one process found and all were told, or all were asked for, one of them tells.
+        if fabric.is_global_zero or not (isinstance(error, Stopped) or getattr(error, "told", False)):
+            raise
+
+
+def run_translate(args: argparse.Namespace) -> None:
+    from nmla.decoding.pipe import translate_files
+    from nmla.decoding.translator import Translator
+
+    translator = Translator.load(args.model, args.lm, args.teacher)
+    translate_files(translator, args.files, args.output, args.format, **_decoding(args))
+
+
+def _decoding(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of decoding that were given; the others are the model's."""
+    return {name: value for name, value in vars(args).items() if name in DECODING and value is not None}
+
+
+def run_score(args: argparse.Namespace) -> None:
+    from nmla.text.lines import decode_lines, read_lines, standard_input
+
+    if (args.model is None) != (args.source is None):
+        raise UsageError("--model and --source must be given together: the model translates the source")
+    of_models = [*_decoding(args), *(name for name in ("lm", "teacher") if getattr(args, name) is not None)]
+    if args.model is None and of_models:
+        raise UsageError(f"--{of_models[0].replace('_', '-')} is for what a model does, but there is no --model")
+    if args.meteor_jar is not None and args.meteor is None:
+        raise UsageError("--meteor-jar must come with --meteor LANGUAGE, but does not")
+    references = [read_lines(path) for path in args.reference]
+    baseline = read_lines(args.baseline) if args.baseline else None
+    entropy = None
+    if args.model is not None:
+        from nmla.decoding.translator import Translator
+        from nmla.evaluation.score import mean_entropy
+
+        translator = Translator.load(args.model, args.lm, args.teacher)
+        translations = translator.translate_batch(read_lines(args.source), **_decoding(args), return_scores=True)
+        hypotheses = [translation.text for translation in translations]
+        entropy = mean_entropy(translations)
+    else:
+        hypotheses = list(decode_lines(standard_input(), "stdin"))
+
+    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, table
+
+    others = [*zip(map(str, args.reference), references, strict=True)]
+    check_parallel(hypotheses, [*others, *([(str(args.baseline), baseline)] if baseline is not None else [])])
+    samples = SAMPLES if args.intervals or baseline is not None else 0
+    measured = measure(hypotheses, references, baseline=baseline, samples=samples, tokenised=args.tokenised)
+    if args.meteor is not None:
+        from nmla.evaluation.meteor import meteor
+
+        measured.append(meteor(hypotheses, references, args.meteor, args.meteor_jar))
+    if entropy is not None:
+        measured.append(Measured("entropy", entropy, "nats per output position"))
+    print(table(measured, args.format))
+
+
+def run_analyse(args: argparse.Namespace) -> None:
+    from nmla.evaluation.analysis import analyse_files
+    from nmla.evaluation.analysis_table import render
+
+    analysis = analyse_files(
+        args.system,
+        args.reference,
+        source=args.source,
+        lm=args.lm,
+        tokenizer=_tokenizer(args.tokenizer) if args.tokenizer else None,
+        bounds=args.buckets,
+        quantiles=args.quantiles,
+        examples=args.examples,
+    )
+    print(render(analysis, args.format))
+
+
+def run_tune(args: argparse.Namespace) -> None:
+    from nmla.evaluation.tune import lines, tune_model
+
+    tried = tune_model(args.model, args.source, args.reference, args.lm, args.beam_size, args.picture)
+    print("\n".join(lines(tried)))
+    print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
+
+
+def run_report(args: argparse.Namespace) -> None:
+    from nmla.decoding.translator import Translator
+    from nmla.evaluation.analysis import System
+    from nmla.evaluation.document import to_html, to_markdown
+    from nmla.evaluation.measure import check_parallel
+    from nmla.evaluation.runs import find_runs, report
+    from nmla.files import check_output, write_text
+    from nmla.text.lines import read_lines
+
+    if (args.source is None) != (not args.reference):
+        raise UsageError("--source and --reference must be given together: they are the test set")
+    if args.output.suffix not in (".html", ".md"):
+        raise UsageError(f"{args.output}: must end in .html or .md, but does not")
+    check_output(args.output)
+    runs = find_runs(args.runs)
+    test: dict[str, Any] = {}
+    if args.source is not None:
+        sources, *references = (read_lines(path) for path in (args.source, *args.reference))
+        check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
+        test = {"sources": sources, "references": references, "examples": args.examples}
+        test["systems"] = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
+        files = f"--source {args.source} " + " ".join(f"--reference {path}" for path in args.reference)
+        test["commands"] = [f"nmla score --model {run.directory / 'model'} {files}" for run in runs]
+    sections = report(runs, **test)
+    write_text(args.output, (to_html if args.output.suffix == ".html" else to_markdown)(args.title, sections))
+    print(args.output)
+
+
+def run_reproduce(args: argparse.Namespace) -> None:
+    from nmla.reproduce.run import reproduce
+
+    print(reproduce(args.table, args.jobs), end="")
+
+
+def run_average(args: argparse.Namespace) -> None:
+    from nmla.errors import DataError
+    from nmla.files import new_directory
+    from nmla.models.pretrained import CONFIG, load_model, save_model
+    from nmla.training.checkpoint import average
+
+    if args.output.exists():
+        raise UsageError(f"{args.output}: must not exist yet, but does; choose another output, or remove it")
+    for path in args.weights:
+        if not path.is_dir():
+            raise UsageError(f"{path}: must be the directory of a model or a checkpoint, but is none")
+    models = [path for path in (args.model, *args.weights) if path and (path / CONFIG).exists()]
+    if not models:
+        raise UsageError("--model must tell which model the checkpoints belong to, but is not given")
+    loaded = [load_model(path) for path in models]
+    model, tokenizer = loaded[0]
+    for path, (other, other_tokenizer) in zip(models, loaded, strict=True):
+        if (other.config, other_tokenizer.model) != (model.config, tokenizer.model):
+            raise DataError(f"{path}: must be a model of the same kind and vocabulary as {models[0]}, but is not")
+    try:
+        model.load_state_dict(average(args.weights))
+    except RuntimeError:
+        raise DataError(f"{args.weights[0]}: must fit the model {models[0]}, but does not") from None
+    about = {"average of": ", ".join(map(str, args.weights))}
+    with new_directory(args.output) as directory:
+        save_model(model, tokenizer, directory, about)
+    print(args.output)
+
+
+def run_lm_train(args: argparse.Namespace) -> None:
+    from nmla.decoding.lm_train import train_lm
+
+    _tell_lm(train_lm(args.text, _tokenizer(args.tokenizer), args.output, args.order))
+
+
+def run_lm_convert(args: argparse.Namespace) -> None:
+    from nmla.decoding.arpa import convert_lm
+
+    _tell_lm(convert_lm(args.input, args.output, _tokenizer(args.tokenizer)))
+
+
+def run_bench_speed(args: argparse.Namespace) -> None:
+    from nmla.errors import DataError
+    from nmla.evaluation.speed import check_settings, choose_sentences, load_systems, measure_speed
+    from nmla.evaluation.speed_report import picture, table
+    from nmla.files import write_text
+    from nmla.text.lines import read_lines
+
+    directories = _systems(args.system)
+    check_settings(args.batch_sizes, args.threads, args.turns, args.sentences)
+    if args.picture is not None and args.picture.is_dir():
+        raise UsageError(f"{args.picture}: must be a file to write, but is a directory")
+    lines = read_lines(args.source)
+    if not lines:  # told before the models are loaded
+        raise DataError(f"{args.source}: must hold at least one line, but is empty")
+    search = {name: getattr(args, name) for name in ("lm", "beam_size", "alpha", "beta")}
+    systems = load_systems(directories, threads=args.threads, compute_types=args.compute_types, **search)
+    speed = measure_speed(
+        systems,
+        choose_sentences(lines, args.sentences, systems, str(args.source)),
+        batch_sizes=args.batch_sizes,
+        threads=args.threads,
+        turns=args.turns,
+        baseline=args.baseline,
+    )
+    print(table(speed, args.format))
+    if args.format == "tsv":  # which has no place for it
+        print("; ".join(f"{name}: {value}" for name, value in speed.machine.items()), file=sys.stderr)
+    if args.picture is not None:
+        write_text(args.picture, picture(speed))
+
+
+def _systems(given: list[str]) -> dict[str, Path]:
+    """NAME=DIR, any number of them."""
+    systems: dict[str, Path] = {}
+    for one in given:
+        name, _, directory = one.partition("=")
+        if not (name.strip() and name.isprintable() and directory):
+            raise UsageError(f"--system must be NAME=DIR, but is {one!r}")
+        if name in systems:
+            raise UsageError(f"systems must have names of their own, but two are called {name!r}")
+        systems[name] = Path(directory)
+    return systems
+
+
+def _tokenizer(path: Path) -> "Tokenizer":
+    from nmla.data.corpus import TOKENIZER
+    from nmla.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(path / TOKENIZER if path.is_dir() else path)
+
+
+def _tell_lm(lm: "NgramLM") -> None:
+    for order, size in enumerate(lm.sizes, start=1):
+        print(f"{order}-grams\t{size}")
