@@ -161,10 +161,10 @@ def run_tune(args: argparse.Namespace) -> None:
 def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
     from nmla.evaluation.analysis import System
-    from nmla.evaluation.document import to_html, to_markdown
+    from nmla.evaluation.document import write_document
     from nmla.evaluation.measure import check_parallel
     from nmla.evaluation.runs import find_runs, report
-    from nmla.files import check_output, write_text
+    from nmla.files import check_output
     from nmla.text.lines import read_lines
 
     if (args.source is None) != (not args.reference):
@@ -181,8 +181,7 @@ def run_report(args: argparse.Namespace) -> None:
         test["systems"] = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
         files = f"--source {args.source} " + " ".join(f"--reference {path}" for path in args.reference)
         test["commands"] = [f"nmla score --model {run.directory / 'model'} {files}" for run in runs]
-    sections = report(runs, **test)
-    write_text(args.output, (to_html if args.output.suffix == ".html" else to_markdown)(args.title, sections))
+    write_document(args.output, args.title, report(runs, **test))
     print(args.output)
 
 

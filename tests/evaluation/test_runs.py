@@ -5,7 +5,7 @@ import pytest
 import nmla
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import System
-from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown
+from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown, write_document
 from nmla.evaluation.runs import find_runs, report
 from nmla.text.lines import read_lines
 
@@ -73,3 +73,12 @@ def test_document_as_page_and_as_markdown():
         assert part in page
     text = "## T & U\n\n### One\n\na < b\n\n| x | y |\n| --- | --: |\n| 1 \\| 2 | < |\n\nmore:\n\n    1 < 2\n"
     assert to_markdown("T & U", [("One", blocks)]) == text
+
+
+def test_pictures_of_markdown_are_files(tmp_path):
+    write_document(
+        tmp_path / "a.md", "", [("One", ["text", Picture("<svg>1</svg>")]), ("Two", [Picture("<svg>2</svg>")])]
+    )
+    text = "### One\n\ntext\n\n![One](a-1.svg)\n\n### Two\n\n![Two](a-2.svg)\n"
+    assert (tmp_path / "a.md").read_text() == text
+    assert (tmp_path / "a-2.svg").read_text() == "<svg>2</svg>"

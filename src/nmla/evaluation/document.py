@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from nmla.evaluation.report import page, table
+from nmla.files import write_text
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,38 @@ def _html(block: Block) -> str:
     return f"<p>{escape(block)}</p>"
 
 
-def to_markdown(title: str, sections: Sequence[Section]) -> str:
-    """Pictures are for the page alone."""
+def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str] = ()) -> str:
+    """Pictures are shown from files of these names, in their order; those that have none are left out."""
     parts = [f"## {title}"] if title else []
+    files = iter(pictures)
     for heading, blocks in sections:
         parts += [f"### {heading}"] if heading else []
-        parts += [text for block in blocks if (text := _markdown(block))]
+        for block in blocks:
+            if not isinstance(block, Picture):
+                parts += [_markdown(block)] if block else []
+            elif file := next(files, ""):
+                parts.append(f"![{heading}]({file})")
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(block: Block) -> str:
+def _markdown(block: str | Figures | Code) -> str:
     match block:
         case Figures(header, rows, text):
             rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
             cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows))
             return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        case Picture():
-            return ""
         case Code(text, folded):
             return (f"{folded}:\n\n" if folded else "") + "\n".join(f"    {line}" for line in text.rstrip().split("\n"))
     return block
+
+
+def write_document(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """One page if the name ends in .html, else Markdown, with its pictures in files beside it."""
+    if path.suffix == ".html":
+        write_text(path, to_html(title, sections))
+        return
+    pictures = [block.svg for _, blocks in sections for block in blocks if isinstance(block, Picture)]
+    names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
+    for name, svg in zip(names, pictures, strict=True):
+        write_text(path.with_name(name), svg)
+    write_text(path, to_markdown(title, sections, names))
