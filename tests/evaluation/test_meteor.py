@@ -1,0 +1,57 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nmla.errors import NmlaError, UsageError
+from nmla.evaluation.meteor import meteor
+from nmla.text.lines import read_lines
+
+SYSTEMS = Path(os.environ.get("NMLA_CORPORA", "nowhere")) / "wmt17-en-de-systems"
+# English-German systems of WMT 2017, as published.
+PUBLISHED = {"uedin-nmt": 0.48526, "FBK": 0.45973, "online-A": 0.43450, "PROMT-Rule-based": 0.39014}
+
+
+def fake_java(directory: Path, monkeypatch, says: str) -> Path:
+    """A java on the path that keeps what it is given, and says the same whatever that is."""
+    program = directory / "java"
+    program.write_text(
+        f'#!/bin/sh\nprintf \'%s\\n\' "$@" > {directory}/arguments\ncp "$5" {directory}/outputs\n'
+        f"cp \"$6\" {directory}/references\nprintf '{says}'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+    (directory / "meteor.jar").touch()
+    return directory / "meteor.jar"
+
+
+def test_program_is_given_lines_and_options(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "Precision: 1\\nFinal score:            0.4344951\\n")
+    measured = meteor(["a", "b\u2028c"], [["d", "e"], ["f", "g"]], "de", jar)
+    assert (measured.name, measured.score) == ("METEOR", 0.4344951)
+    assert measured.signature == 'meteor-1.5|-l de -norm -m "exact stem"'
+    assert (tmp_path / "outputs").read_text() == "a\nb c\n"  # Java would end a line at U+2028
+    assert (tmp_path / "references").read_text() == "d\nf\ne\ng\n"
+    assert "-r\n2\n" in (tmp_path / "arguments").read_text()
+
+
+def test_what_is_wrong_is_told(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "no memory\\n")
+    with pytest.raises(NmlaError, match="METEOR gave no score: no memory"):
+        meteor(["a"], [["b"]], "de", jar)
+    with pytest.raises(UsageError, match=r"METEOR's language must be one of ar, cz, .*, but is 'xx'"):
+        meteor(["a"], [["b"]], "xx", jar)
+    with pytest.raises(UsageError, match=r"must be METEOR's jar, but does not exist"):
+        meteor(["a"], [["b"]], "de", tmp_path / "none.jar")
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("NMLA_METEOR_JAR") and shutil.which("java") and SYSTEMS.is_dir()),
+    reason="needs java, METEOR's jar in NMLA_METEOR_JAR, and the outputs of WMT17 below NMLA_CORPORA",
+)
+@pytest.mark.parametrize("system", PUBLISHED)
+def test_published_scores(system):
+    outputs, references = (read_lines(SYSTEMS / f"{name}.de.xz") for name in (system, "ref"))
+    found = meteor(outputs, [references], "de", Path(os.environ["NMLA_METEOR_JAR"]))
+    assert found.score == pytest.approx(PUBLISHED[system], abs=1e-4)
