@@ -135,9 +135,8 @@ def test_sizes_are_those_that_are_known():
 
 
 def test_there_is_a_recipe_for_each_system():
-    assert {
-        folder.name: {path.stem for path in folder.glob("*.yaml")} for folder in ROOT.iterdir() if folder.is_dir()
-    } == FOLDERS
+    folders = [folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name != "tables"]
+    assert {folder.name: {path.stem for path in folder.glob("*.yaml")} for folder in folders} == FOLDERS
 
 
 @every_system
