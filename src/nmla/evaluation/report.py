@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 COLOURS = ("#8a8f98", "#d9822b", "#2166ac", "#2a9d4a", "#c2272d", "#8e44ad", "#17becf", "#6b4423")
+MOST_BESIDE = 4  # panels of curves in one row: more become too small
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; overflow-wrap: anywhere; }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -12,6 +13,8 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
+.numbers th, .numbers td { overflow-wrap: normal; } pre { overflow-x: auto; }
+.numbers td:last-child { max-width: 24rem; overflow-wrap: anywhere; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
 @media (max-width: 50rem) { .wide svg { max-width: none; } }
@@ -53,7 +56,8 @@ def curves(panels: Mapping[str, Mapping[str, Points]], unit: str, steps: Sequenc
     stroke = {name: strokes[i % len(strokes)] for i, name in enumerate(names)}
     x_high = max((x for series in panels.values() for line in series.values() for x, _ in line), default=1.0)
     column = max([190, *(46 + 7 * len(name) for name in names)])
-    total = max(len(panels) * (width + gap) + gap // 2, gap + column)
+    beside = len(panels) if len(panels) <= MOST_BESIDE else -(-len(panels) // 2)  # panels in a row
+    total = max(beside * (width + gap) + gap // 2, gap + column)
     per_row = (total - gap) // column
     parts = []
     for i, name in enumerate(names):
@@ -70,12 +74,13 @@ def curves(panels: Mapping[str, Mapping[str, Points]], unit: str, steps: Sequenc
         for k in range(3)
     ]
     for i, (title, series) in enumerate(panels.items()):
-        left = i * (width + gap) + gap
-        parts.append(_panel(title, series, stroke, across, marks, left, top, width, height))
+        left, upper = i % beside * (width + gap) + gap, top + i // beside * (height + 76)
+        parts.append(_panel(title, series, stroke, across, marks, left, upper, width, height))
         if steps:  # too close for a word between them
-            below = top + height + 34
+            below = upper + height + 34
             parts.append(f'<text x="{left + width}" y="{below}" text-anchor="end" fill="#555">{escape(unit)}</text>')
-    return _svg(total, top + height + (46 if steps else 28), "".join(parts), ", ".join(panels))
+    lowest = top + max(len(panels) - 1, 0) // max(beside, 1) * (height + 76)
+    return _svg(total, lowest + height + (46 if steps else 28), "".join(parts), ", ".join(panels))
 
 
 def _panel(

@@ -78,7 +78,7 @@ def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyTyp
         if not done:
             raise UsageError(f"{path}: must hold a finished training, but holds none")
         within |= dict.fromkeys(done, path)
-    short = {of: str(Path(path.resolve().name) / of.relative_to(path)) for of, path in within.items()}
+    short = {of: str(Path(path.absolute().name) / of.relative_to(path)) for of, path in within.items()}
     taken = Counter(short.values())
     called = {of: names.get(of, short[of] if taken[short[of]] == 1 else str(of)) for of in within}
     by_weights = {sha256(of / "model" / WEIGHTS): of for of in reversed(within)}
