@@ -36,11 +36,19 @@ def test_program_is_given_lines_and_options(tmp_path, monkeypatch):
     assert "-r\n2\n" in (tmp_path / "arguments").read_text()
 
 
+def test_words_of_other_languages_are_split_for_the_program(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "Final score: 0.5\\n")
+    measured = meteor(["Un om, doi."], [["Doi."]], "ro", jar)
+    assert measured.signature == 'meteor-1.5|tok:13a|-l ro -lower -m "exact stem"'
+    assert (tmp_path / "outputs").read_text() == "Un om , doi .\n"
+    assert "-norm" not in (tmp_path / "arguments").read_text()
+
+
 def test_what_is_wrong_is_told(tmp_path, monkeypatch):
     jar = fake_java(tmp_path, monkeypatch, "no memory\\n")
     with pytest.raises(NmlaError, match="METEOR gave no score: no memory"):
         meteor(["a"], [["b"]], "de", jar)
-    with pytest.raises(UsageError, match=r"METEOR's language must be one of ar, cz, .*, but is 'xx'"):
+    with pytest.raises(UsageError, match=r"METEOR's language must be one of cz, da, .*, but is 'xx'"):
         meteor(["a"], [["b"]], "xx", jar)
     with pytest.raises(UsageError, match=r"must be METEOR's jar, but does not exist"):
         meteor(["a"], [["b"]], "de", tmp_path / "none.jar")

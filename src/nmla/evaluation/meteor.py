@@ -8,18 +8,24 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
 from nmla.errors import NmlaError, UsageError
 from nmla.evaluation.measure import Lines, Measured
 
 # Paraphrase tables for other languages than English are not part of the program.
 MODULES = {"en": "exact stem synonym paraphrase"}
 WITHOUT_TABLES = "exact stem"
-LANGUAGES = "ar cz da de en es fi fr hu it nl no pt ro ru se tr".split()
+NORMALISED = ("cz", "de", "en", "es", "fr")  # languages that the program splits into words itself
+LANGUAGES = sorted([*NORMALISED, "da", "fi", "hu", "it", "nl", "no", "pt", "ro", "ru", "se", "tr"])
 PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
 
 
 def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: Path | None = None) -> Measured:
-    """METEOR, from 0 to 1 as it is published, with punctuation normalised."""
+    """METEOR, from 0 to 1 as it is published, with punctuation normalised.
+
+    Where the program cannot split a language's words, BLEU's splitting (13a) is taken, and the signature says so.
+    """
     if language not in LANGUAGES:
         raise UsageError(f"METEOR's language must be one of {', '.join(LANGUAGES)}, but is {language!r}")
     jar = jar or _installed()
@@ -28,17 +34,19 @@ def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: P
     if shutil.which("java") is None:
         raise UsageError("METEOR needs java, which must be on the path, but is not; install a Java runtime")
     modules = MODULES.get(language, WITHOUT_TABLES)
+    splitting, prepare = ("-norm", _one_line) if language in NORMALISED else ("-lower", _split)
     with tempfile.TemporaryDirectory(prefix="nmla-") as directory:
         outputs, targets = Path(directory) / "outputs", Path(directory) / "references"
-        outputs.write_text("".join(f"{_one_line(line)}\n" for line in hypotheses), encoding="utf-8")
+        outputs.write_text("".join(f"{prepare(line)}\n" for line in hypotheses), encoding="utf-8")
         # A sentence's references follow each other.
         together = (line for of_sentence in zip(*references, strict=True) for line in of_sentence)
-        targets.write_text("".join(f"{_one_line(line)}\n" for line in together), encoding="utf-8")
+        targets.write_text("".join(f"{prepare(line)}\n" for line in together), encoding="utf-8")
         command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", str(jar), str(outputs), str(targets)]
-        command += ["-l", language, "-norm", "-m", modules, "-r", str(len(references))]
+        command += ["-l", language, splitting, "-m", modules, "-r", str(len(references))]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    name = "meteor-1.5" if splitting == "-norm" else "meteor-1.5|tok:13a"
     if found := re.search(r"^Final score:\s+([\d.]+)", done.stdout, re.MULTILINE):
-        return Measured("METEOR", float(found[1]), f'meteor-1.5|-l {language} -norm -m "{modules}"')
+        return Measured("METEOR", float(found[1]), f'{name}|-l {language} {splitting} -m "{modules}"')
     said = (done.stderr + done.stdout).strip()
     raise NmlaError(f"METEOR gave no score: {(said.splitlines() or ['it said nothing'])[-1]}")
 
@@ -46,6 +54,10 @@ def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: P
 def _one_line(text: str) -> str:
     """Java ends lines at more characters than we do."""
     return " ".join(text.splitlines())
+
+
+def _split(text: str) -> str:
+    return str(Tokenizer13a()(_one_line(text)))
 
 
 def _installed() -> Path:
