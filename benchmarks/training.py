@@ -48,6 +48,7 @@ from nmla.text.tokenizer import BLANK, BOS, EOS, PAD, UNK
 from nmla.training.feed import Examples, Place, step_data
 from nmla.training.machine import start_fabric
 from nmla.training.objective import Totals, batch_loss
+from tables import header, row
 
 DROPOUT, SMOOTHING, CLIP_NORM = 0.1, 0.1, 1.0
 LENGTH = 25  # tokens of a sentence
@@ -319,15 +320,6 @@ def peak(name: str, size: Size, positions: int) -> float:
 
 Peaks = dict[tuple[str, Size], float]
 Bar = tuple[str, float, str, bool]
-
-
-def row(*cells: object) -> str:
-    return "| " + " | ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
-
-
-def header(*cells: str) -> None:
-    print(row(*cells))
-    print("|---" + "|--:" * (len(cells) - 1) + "|")
 
 
 def in_threads(threads: int) -> str:

@@ -156,6 +156,24 @@ def test_translate_does_not_write_over_its_input(copy_run, tmp_path):
     assert (tmp_path / "in.en").read_text() == "1 2\n"
 
 
+def test_translate_does_not_follow_its_own_output(copy_run, tmp_path):
+    (tmp_path / "in.en").write_text("1 2\n")
+    command = [sys.executable, "-m", "nmla.cli", "translate", "--model", copy_run / "train" / "model", "in.en"]
+    with (tmp_path / "in.en").open("a") as file:
+        done = subprocess.run(command, cwd=tmp_path, stdout=file, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == b"nmla translate: standard output: must not be what is translated, but is\n"
+    assert (tmp_path / "in.en").read_text() == "1 2\n"
+
+
+def test_translate_does_not_need_its_stderr(copy_run, tmp_path):
+    (tmp_path / "in.en").write_text("1 2 3 4 " * 200 + "\n1 2\n")
+    command = f"{sys.executable} -m nmla.cli translate --model {copy_run / 'train' / 'model'} in.en"
+    for closed in ("2>&-", "2> >(true)"):
+        done = subprocess.run(["bash", "-c", f"{command} {closed}"], cwd=tmp_path, stdout=subprocess.PIPE)
+        assert (done.returncode, done.stdout.count(b"\n")) == (0, 2)
+
+
 def test_translate_destroys_nothing(copy_run, tmp_path):
     model = copy_run / "train" / "model"
     (tmp_path / "keep.de").write_text("kept\n")
@@ -231,7 +249,7 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         ((*PREPARE, "--output", "new", "--vocab-size", "9000"), 2, "vocab_size must be at most"),
         ((*PREPARE, "--output", "new", "--vocab-size", "99999999999"), 3, "could not learn a vocabulary"),
         ((*PREPARE, "--output", "valid.en/new"), 2, "valid.en"),
-        (("train", "recipe.yaml", "seed=-1"), 2, "seed must be at least 0"),
+        (("train", "recipe.yaml", "seed=-1"), 2, "seed must be from 0 to"),
         (("train", "."), 2, "a recipe must be a YAML file"),
         (
             ("score", "--reference", "valid.de", "--beam-size", "7"),

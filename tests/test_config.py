@@ -78,7 +78,7 @@ def test_yaml_of_a_recipe_reads_back_equal():
         (["train.dropout=1"], "dropout must be in [0, 1), but is 1.0"),
         (["model.heads=3"], "model.heads must divide d_model 512, but is 3"),
         (["train=3"], "train must be a section with settings of its own, but is 3"),
-        (["seed=-1"], "seed must be at least 0, but is -1"),
+        (["seed=-1"], "seed must be from 0 to 9223372036854775807, but is -1"),
         (["steps"], "an override must be key=value, but is 'steps'"),
     ],
 )

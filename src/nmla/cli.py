@@ -391,6 +391,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _say(message: str) -> None:
+    from nmla.progress import say  # when it is needed: it takes its time to load
+
+    say(message)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a mistake of the user's becomes one line on stderr and an exit code."""
     args = parser().parse_args(argv)
@@ -399,18 +405,19 @@ def main(argv: list[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except NmlaError as error:
-        print(f"nmla {args.command}: {error}", file=sys.stderr)
+        _say(f"nmla {args.command}: {error}")
         return error.exit_code
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader of stdout, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"nmla {args.command}: {where}{error.strerror or error}", file=sys.stderr)
+        _say(f"nmla {args.command}: {where}{error.strerror or error}")
         return UsageError.exit_code if isinstance(error, WRONG_PATH) else 1
     except KeyboardInterrupt:
-        print(f"nmla {args.command}: stopped", file=sys.stderr)
-        return 130
+        _say(f"nmla {args.command}: stopped")
+        # At once: CTranslate2 would first do all that it was given. What is open is closed by now, and a kill safe.
+        os._exit(130)
     return 0
 
 

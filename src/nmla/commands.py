@@ -1,7 +1,6 @@
 """What each command does with its arguments. Nothing heavy is imported until one runs."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from nmla.errors import NmlaError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from nmla.decoding.ngram_lm import NgramLM
+    from nmla.decoding.translator import Translator
     from nmla.text.tokenizer import Tokenizer
 
 # Options that go to the translator.
@@ -83,10 +83,17 @@ def run_train(args: argparse.Namespace) -> None:
 
 def run_translate(args: argparse.Namespace) -> None:
     from nmla.decoding.pipe import translate_files
+
+    translate_files(_translator(args), args.files, args.output, args.format, **_decoding(args))
+
+
+def _translator(args: argparse.Namespace) -> "Translator":
     from nmla.decoding.translator import Translator
 
     translator = Translator.load(args.model, args.lm, args.teacher)
-    translate_files(translator, args.files, args.output, args.format, **_decoding(args))
+    if args.lm is not None and not translator.settings(**_decoding(args)).alpha:
+        raise UsageError("--lm must come with a weight above 0, but alpha is 0; give --beam-size and --alpha, or tune")
+    return translator
 
 
 def _decoding(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,11 +115,9 @@ def run_score(args: argparse.Namespace) -> None:
     baseline = read_lines(args.baseline) if args.baseline else None
     entropy = None
     if args.model is not None:
-        from nmla.decoding.translator import Translator
         from nmla.evaluation.score import mean_entropy
 
-        translator = Translator.load(args.model, args.lm, args.teacher)
-        translations = translator.translate_batch(read_lines(args.source), **_decoding(args), return_scores=True)
+        translations = _translator(args).translate_batch(read_lines(args.source), **_decoding(args), return_scores=True)
         hypotheses = [translation.text for translation in translations]
         entropy = mean_entropy(translations)
     else:
@@ -152,10 +157,18 @@ def run_analyse(args: argparse.Namespace) -> None:
 
 def run_tune(args: argparse.Namespace) -> None:
     from nmla.evaluation.tune import lines, tune_model
+    from nmla.files import check_output
+    from nmla.models.pretrained import DECODING
+    from nmla.progress import say
 
+    for path in (args.picture, args.model / DECODING):  # before the long work
+        if path is not None:
+            check_output(path)
+    if args.lm is not None and args.beam_size == 1:
+        raise UsageError("--lm: a language model is used by a search, so --beam-size must be above 1, but is 1")
     tried = tune_model(args.model, args.source, args.reference, args.lm, args.beam_size, args.picture)
     print("\n".join(lines(tried)))
-    print(f"nmla tune: {args.model} decodes with the first of these from now on", file=sys.stderr)
+    say(f"nmla tune: {args.model} decodes with the first of these from now on")
 
 
 def run_report(args: argparse.Namespace) -> None:
@@ -236,13 +249,14 @@ def run_bench_speed(args: argparse.Namespace) -> None:
     from nmla.errors import DataError
     from nmla.evaluation.speed import check_settings, choose_sentences, load_systems, measure_speed
     from nmla.evaluation.speed_report import picture, table
-    from nmla.files import write_text
+    from nmla.files import check_output, write_text
+    from nmla.progress import say
     from nmla.text.lines import read_lines
 
     directories = _systems(args.system)
     check_settings(args.batch_sizes, args.threads, args.turns, args.sentences)
-    if args.picture is not None and args.picture.is_dir():
-        raise UsageError(f"{args.picture}: must be a file to write, but is a directory")
+    if args.picture is not None:
+        check_output(args.picture)
     lines = read_lines(args.source)
     if not lines:  # told before the models are loaded
         raise DataError(f"{args.source}: must hold at least one line, but is empty")
@@ -258,7 +272,7 @@ def run_bench_speed(args: argparse.Namespace) -> None:
     )
     print(table(speed, args.format))
     if args.format == "tsv":  # which has no place for it
-        print("; ".join(f"{name}: {value}" for name, value in speed.machine.items()), file=sys.stderr)
+        say("; ".join(f"{name}: {value}" for name, value in speed.machine.items()))
     if args.picture is not None:
         write_text(args.picture, picture(speed))
 

@@ -20,6 +20,8 @@ MANY_REFERENCES = ("ngram", "combined", "bag", "ddrs")  # losses that can take s
 GLANCING = ("cross_entropy", "ctc", "sctc")  # losses that a model can glance under
 COMPUTE_TYPES = ("float32", "int8")  # of decoding by CTranslate2
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
+WIDEST_BEAM = 10_000  # memory is bounded
+SEEDS = 1 << 63  # there are so many
 TEXTS = ("output", "data.corpus")  # settings that hold any text
 
 
@@ -143,7 +145,9 @@ class Decoding:
 
     def __post_init__(self) -> None:
         for name in ("beam_size", "num_hypotheses", "top_k", "max_batch_size"):
-            _check(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+            value = getattr(self, name)
+            _check(isinstance(value, int) and value >= 1, f"{name} must be a whole number of at least 1", value)
+        _check(self.beam_size <= WIDEST_BEAM, f"beam_size must be at most {WIDEST_BEAM}", self.beam_size)
         _check_one_of("batch_type", self.batch_type, ("tokens", "examples"))
         _check(
             self.num_hypotheses <= self.beam_size,
@@ -186,8 +190,10 @@ class TeacherConfig:
         _check_one_of("teacher.train.loss", self.train.loss, LOSSES["autoregressive"])
         _check_one_of("teacher.compute_type", self.compute_type, COMPUTE_TYPES)
         _check(self.beam_size >= 1, "teacher.beam_size must be at least 1", self.beam_size)
-        distinct = self.seeds and len({*self.seeds}) == len(self.seeds) and min(self.seeds) >= 0
-        _check(bool(distinct), "teacher.seeds must be different numbers of at least 0", self.seeds)
+        distinct = (
+            self.seeds and len({*self.seeds}) == len(self.seeds) and all(0 <= seed < SEEDS for seed in self.seeds)
+        )
+        _check(bool(distinct), f"teacher.seeds must be different numbers from 0 to {SEEDS - 1}", self.seeds)
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        _check(self.seed >= 0, "seed must be at least 0", self.seed)
+        _check(0 <= self.seed < SEEDS, f"seed must be from 0 to {SEEDS - 1}", self.seed)
         for name, stage in (("train", self.train), ("finetune", self.finetune)):
             if stage is not None:
                 _check_one_of(f"{name}.loss of a {self.model.family} model", stage.loss, LOSSES[self.model.family])

@@ -5,15 +5,19 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nmla.errors import DataError, UsageError
 
 MANIFEST = "manifest.json"
+MOST_FILES = 1 << 16  # open at once
+UMASK = os.umask(0o077)  # it can only be read by setting it, which is no thing to do while other threads make files
+os.umask(UMASK)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -37,7 +41,7 @@ def new_file(path: Path) -> Iterator[Path]:
     try:
         yield aside
         _sync(aside)
-        os.chmod(aside, 0o644)  # mkstemp makes it private
+        _set_mode(aside)
         os.replace(aside, path)
     except BaseException:
         aside.unlink()
@@ -83,6 +87,15 @@ def kept_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def allow_many_files() -> None:
+    """Let this process hold as many files open as the system lets it: each mapped array holds one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # a system may have a limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def clear_directory(path: Path) -> None:
     """Remove what `kept_directory` holds."""
     for entry in path.iterdir():
@@ -108,10 +121,9 @@ def new_directory(path: Path) -> Iterator[Path]:
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield aside
-        for file in aside.rglob("*"):
+        for file in (aside, *aside.rglob("*")):
+            _set_mode(file)
             _sync(file)
-        _sync(aside)
-        os.chmod(aside, 0o755)  # mkdtemp makes it private
         old = aside.with_name(f"{aside.name}.old")
         if path.exists():
             os.rename(path, old)
@@ -140,6 +152,11 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.glob(".*"):
         if re.fullmatch(r"\..+\.[a-z0-9_]{8}(\.old)?", path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _set_mode(path: Path) -> None:
+    """As if it had been made by `open` or `mkdir`: tempfile and safetensors make theirs private."""
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~UMASK)
 
 
 def _sync(path: Path) -> None:

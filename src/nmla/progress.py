@@ -1,6 +1,7 @@
 """What people see while they wait: on stderr, and a moving bar only on a terminal."""
 
 import sys
+from contextlib import suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,9 +21,13 @@ def progress_bar(enabled: bool = True, *, still: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         auto_refresh=not still,
-        disable=not (enabled and sys.stderr.isatty()),
+        speed_estimate_period=3600.0,  # seconds: some steps take minutes
+        disable=not (enabled and sys.stderr is not None and sys.stderr.isatty()),
     )
 
 
 def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """On stderr; who has closed it does not want to know, and that ends no work."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(message, file=sys.stderr, flush=True)

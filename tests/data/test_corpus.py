@@ -1,6 +1,7 @@
 import hashlib
 import itertools
 import json
+import resource
 import shutil
 from unittest import mock
 
@@ -151,3 +152,13 @@ def test_corpus_of_the_first_version_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text('{"version": 1, "train_pairs": 3}')
     with pytest.raises(DataError, match=r"its version must be 2, but is 1.*make it anew"):
         Corpus.load(tmp_path)
+
+
+def test_corpus_of_many_shards_may_hold_many_files(digits):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        Corpus.load(digits / "corpus")
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

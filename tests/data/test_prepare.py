@@ -268,6 +268,7 @@ def test_pretokenised_text_keeps_its_units_and_comes_back_joined(tmp_path):
     assert corpus.train_source.lengths.tolist() == [4, 2] * 3
     assert text_of(tmp_path / "corpus")[:2] == [("the capital &apos;s", ["die Hauptstadt"]), ("Stadtrat", ["der Rat"])]
     assert corpus.valid_source[0] == rows[0][0]
+    assert corpus.valid_targets[:2] == [["die Hauptstadt"], ["der Rat"]]  # as a model's outputs come, to be scored
     counts = prepare(train=[files], valid=[files], output=tmp_path / "small", pretokenised=True, vocab_size=10)
     assert counts["vocab_size"] == 10
     assert counts["train_unknown_tokens"] > 0
@@ -455,6 +456,31 @@ def test_stopped_run_goes_on_to_the_same_bytes(language, tmp_path, monkeypatch, 
     assert ("going on" in capsys.readouterr().err) == (function != "inspect")
 
 
+def test_bad_pairs_are_refused_also_by_a_run_that_goes_on(tmp_path, tokenizer, monkeypatch):
+    files = write_pair(tmp_path, [("one", "eins"), ("two", ""), ("three", "drei")])
+    arguments = {"train": [files], "valid": [write_pair(tmp_path, [("one", "eins")], name="valid")]}
+    arguments |= {"output": tmp_path / "corpus", "tokenizer": tokenizer, "bad": "refuse"}
+    encode = module.encode_block
+
+    def stop_after(*args):
+        encode(*args)
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "encode_block", stop_after)
+        with pytest.raises(Stop):
+            prepare(**arguments)
+    with pytest.raises(DataError, match="mend it, or let such pairs be dropped"):
+        prepare(**arguments)
+
+
+def test_bad_validation_text_is_told_before_the_long_work(pair, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "encode_block", lambda *_: pytest.fail("all was encoded first"))
+    empty = write_pair(tmp_path, [("one", "")])
+    with pytest.raises(DataError):
+        prepare(train=[pair], valid=[empty], output=tmp_path / "corpus", tokenizer=tokenizer)
+
+
 def test_other_settings_or_other_text_start_anew(language, tokenizer, tmp_path, monkeypatch, capsys):
     arguments, expected = language
     with small_blocks() as patch:
@@ -513,7 +539,12 @@ def test_text_that_changes_is_refused(pair, tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "read_blocks", growing)
     with pytest.raises(DataError, match="must not change while it is read, but had 30 lines and then 31"):
-        prepare(train=[pair], valid=[pair], output=tmp_path / "corpus", tokenizer=tokenizer)
+        prepare(
+            train=[pair],
+            valid=[write_pair(tmp_path, [("one", "eins")], name="valid")],
+            output=tmp_path / "corpus",
+            tokenizer=tokenizer,
+        )
 
 
 def test_two_runs_do_not_share_their_work(language, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Several lengths of a fixed-length model, and a teacher that chooses among what was found."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from nmla.decoding.teacher import Teacher
 from nmla.decoding.translator import Translator
 from nmla.errors import UsageError
 from nmla.models.pretrained import build_model, save_model
-from nmla.text.tokenizer import BLANK, EOS
+from nmla.text.tokenizer import BLANK, EOS, Tokenizer
 
 LINES = ["1 2 3", "", "4", "5 6 7 8 9 1 2 3 4 5 6 7 8 9", "7 7", "3 1 2"]
 
@@ -116,3 +118,23 @@ def test_what_is_too_long_for_a_teacher_is_not_chosen(tokenizer, teacher, monkey
     assert scores[0] == -float("inf")
     assert scores[1] > scores[0]
     assert teacher.score(["1 2 3 4 5 6 7 8 9"], [["1"]]) == [[-float("inf")]]
+
+
+def test_teacher_reads_what_came_split_as_it_came(tmp_path):
+    lines = ["ab@@ c gh", "gh ab@@ c", "k"]
+    units = Tokenizer.of_units(Counter(unit for line in lines for unit in line.split()), 20)
+    (tmp_path / "model").mkdir()
+    save_model(build(units, "autoregressive"), units, tmp_path / "model")
+    teacher = Teacher(tmp_path / "model")
+    model = build(units, "ctc")
+    split = [[units.decode(units.encode(text), join=False) for text in lines]] * len(lines)
+    assert split[0] == lines
+    scores = teacher.score(lines, split)
+    assert len({score for of in scores for score in of}) == 9  # joined, the words would all be unknown
+    found = Translator(model, units).translate_batch(lines, beam_size=4, num_hypotheses=4)
+    chosen = Translator(model, units, teacher=teacher).translate_batch(lines, beam_size=4, num_hypotheses=4)
+    for one, other in zip(found, chosen, strict=True):
+        assert sorted(of.text for of in (one, *one.alternatives)) == sorted(
+            of.text for of in (other, *other.alternatives)
+        )
+        assert not any("@@ " in of.text for of in (other, *other.alternatives))

@@ -9,6 +9,7 @@ import torch
 
 import oracle
 from nmla.decoding.ctc_beam import BeamSearch
+from nmla.errors import DataError
 from nmla.losses import ctc_loss, sctc_loss
 
 
@@ -142,3 +143,24 @@ def test_tokens_that_cannot_be_are_not_found():
 def test_settings_that_cannot_be(settings, match):
     with pytest.raises(ValueError, match=match):
         BeamSearch(**settings)
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    logits = torch.randn(1, 60, 50)
+    logits[0, 5:, 3] = math.nan
+    with pytest.raises(DataError, match="a model's outputs must be numbers, but some are not"):
+        BeamSearch(20, 20)(logits, [60], blank=0)
+    assert BeamSearch(20, 20)(logits, [5], blank=0)[0][0].tokens  # beyond the sentence anything may stand
+
+
+@pytest.mark.parametrize("damage", ["log_probs", "suffixes", "children"])
+def test_damaged_language_model_ends_no_process(damage):
+    lm = Bigrams(20, seed=1)
+    lm.suffixes[:] = 1
+    if damage == "log_probs":
+        lm.log_probs[5:] = math.nan
+    elif damage == "suffixes":
+        lm.suffixes[:] = np.arange(len(lm.suffixes)) + (1 << 40)
+    else:
+        lm.children[1:] = 1 << 45
+    assert len(BeamSearch(8, 8, 0.5, 1.0, lm)(torch.randn(2, 30, 20), [30, 30], blank=0)) == 2

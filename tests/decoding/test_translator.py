@@ -1,5 +1,6 @@
 import asyncio
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 
 import nmla
 from decoding import trials
-from nmla.config import Decoding
+from nmla.config import Decoding, ModelConfig
 from nmla.decoding.argmax import argmax_decode
 from nmla.decoding.translator import MAX_SOURCE_TOKENS, Translator
 from nmla.errors import DataError, UsageError
+from nmla.models.pretrained import build_model
+from nmla.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +174,53 @@ def test_long_line_is_split_at_sentences_before_clauses_before_words(translator,
     assert translator._cut([word] * 8 + [0, 0, 0], 10) == 7
 
 
+def made_of(texts):
+    """A translator that is only asked where it would split, with a vocabulary learned from these texts."""
+    letters = len(set("".join(texts)))
+    tokenizer = Tokenizer.of_units(count(texts), 60) if "@@" in texts[0] else Tokenizer.learn(texts, letters + 7)
+    sizes = {"d_model": 8, "heads": 1, "feed_forward": 8, "encoder_layers": 1, "decoder_layers": 1}
+    return Translator(build_model(ModelConfig(**sizes), tokenizer.vocab_size).eval(), tokenizer)
+
+
+def count(texts):
+    return Counter(unit for text in texts for unit in text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ('He said "stop it now." Then, he went on and on and on', '."'),
+        ("(it is so.) Then, he went on and on and on and on", ".)"),
+        ("他们来了。我们走了，然后回来了然后又走了", "。"),
+        ("「他们来了。」我们走了，然后回来了然后又走了", "」"),
+        ("un@@ believ@@ able th@@ ing@@ s un@@ believ@@ able", None),
+    ],
+)
+def test_real_text_is_split_where_sentences_end(text, end):
+    translator = made_of([text])
+    tokens = translator.tokenizer.encode(text)
+    pieces = [translator.tokenizer.piece(token) for token in tokens]
+    for most in range(len(tokens) // 2, len(tokens)):
+        cut = translator._cut(tokens, most)
+        ends = [i for i in range(most // 2 + 1, most + 1) if end and "".join(pieces[:i]).endswith(end)]
+        assert 0 < cut <= most
+        assert not pieces[cut - 1].endswith("@@")
+        if ends:
+            assert cut == ends[-1], (most, "".join(pieces[:cut]))
+
+
+def test_texts_may_come_from_anywhere_but_one_string(translator):
+    lines = ["1 2", "3"]
+    assert translator.translate_batch(line for line in lines) == translator.translate_batch(lines)
+    with pytest.raises(UsageError, match="must be a list of strings, but are one string"):
+        list(translator.translate_iterable("1 2"))
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"beam_size": 2.5}, "beam_size must be a whole number of at least 1, but is 2.5"),
+        ({"beam_size": 10**9}, "beam_size must be at most 10000, but is 1000000000"),
         ({"alpha": 1.0}, "alpha must be 0 without a language model, but is 1.0"),
         ({"beta": 1.0}, "beta is a weight of a search, so beam_size must be above 1, but is 1"),
         ({"num_hypotheses": 2}, "num_hypotheses must be at most beam_size 1, but is 2"),

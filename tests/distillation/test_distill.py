@@ -105,7 +105,7 @@ def test_targets_are_the_teachers_translations(corpus, teacher, tmp_path):
     assert distill(corpus=corpus, teachers=[teacher], output=tmp_path / "out") == counts  # it is there
     with pytest.raises(UsageError, match="must not exist yet"):
         distill(corpus=corpus, teachers=[teacher], output=tmp_path / "out", beam_size=4)
-    assert not (tmp_path / ".out.partial").exists()
+    assert not (tmp_path / ".out.distilled").exists()
 
 
 def test_a_student_can_be_trained_on_it(corpus, teacher, tmp_path):
@@ -185,7 +185,7 @@ def test_processes_share_the_work(few, teacher, tmp_path, monkeypatch):
     assert counts == [alone] * 3
     for path in (tmp_path / "alone").iterdir():
         assert path.read_bytes() == (tmp_path / "shared" / path.name).read_bytes()
-    assert not (tmp_path / ".shared.partial").exists()
+    assert not (tmp_path / ".shared.distilled").exists()
 
 
 def _distill_small_parts(settings):
@@ -211,7 +211,7 @@ def test_killed_distillation_ends_as_if_it_had_not_been(few, teacher, tmp_path):
 
 def test_other_settings_start_anew(corpus, tmp_path, capsys):
     model = untrained(corpus, tmp_path / "model")
-    work = tmp_path / ".out.partial"
+    work = tmp_path / ".out.distilled"
     (work / "parts").mkdir(parents=True)
     (work / "plan.json").write_text("{}")
     (work / "parts" / "000-000000.npz").write_bytes(b"of another plan")
@@ -241,7 +241,7 @@ def test_refuses_what_cannot_be(corpus, teacher, copy_run, tmp_path):
     refuse("must be an autoregressive model, but is ctc", teachers=[copy_run / "train" / "model"])
     refuse("must have no prefix or suffix", form=Format(target_prefix=["de"]))
     refuse("must be an autoregressive model, but is ctc", teachers=[teacher, copy_run / "train" / "model"])
-    assert not (tmp_path / ".out.partial").exists()  # all are looked at before the first begins
+    assert not (tmp_path / ".out.distilled").exists()  # all are looked at before the first begins
     refuse("must be a corpus", corpus=tmp_path)
     shutil.copy(teacher / "tokenizer.model", tmp_path / "bare" / "sentencepiece.model")
     refuse("cannot be loaded", DataError, teachers=[tmp_path / "bare"])
@@ -286,9 +286,9 @@ def test_a_mistyped_language_is_refused(foreign):
 
 def test_work_left_by_a_kill_at_the_very_end_goes(few, teacher, tmp_path):
     counts = distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1)
-    (tmp_path / ".out.partial" / "parts").mkdir(parents=True)
+    (tmp_path / ".out.distilled" / "parts").mkdir(parents=True)
     assert distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1) == counts
-    assert not (tmp_path / ".out.partial").exists()
+    assert not (tmp_path / ".out.distilled").exists()
 
 
 def test_one_sentencepiece_model_may_serve_both_languages(foreign, tmp_path):
@@ -337,7 +337,7 @@ def test_int8_teaches_too(corpus, teacher, tmp_path):
 
 def test_who_comes_as_the_work_is_removed_finds_it_done(tmp_path, monkeypatch):
     """Another finishes between the first look and the lock: all that is left is the corpus."""
-    work, output = tmp_path / ".corpus.partial", tmp_path / "corpus"
+    work, output = tmp_path / ".corpus.distilled", tmp_path / "corpus"
     opened = Path.open
 
     def removed_meanwhile(path, *args, **options):
@@ -349,3 +349,10 @@ def test_who_comes_as_the_work_is_removed_finds_it_done(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", removed_meanwhile)
     with pytest.raises(module._Done), module._joined(work, "{}", output):
         pytest.fail("there is nothing left to do")
+
+
+def test_split_text_is_taught_in_its_own_vocabulary_alone(teacher, tmp_path):
+    files = (write_digits(tmp_path / "text", 20, seed=1),) * 2
+    prepare(train=[files], valid=[files], output=tmp_path / "corpus", pretokenised=True)
+    with pytest.raises(UsageError, match="a corpus that came split already must have its vocabulary, but has another"):
+        distill(corpus=tmp_path / "corpus", teachers=[teacher], output=tmp_path / "out")

@@ -53,7 +53,7 @@ STAGES = ("teacher-3/train", "teacher-5/train", "train", "finetune")
         ("teacher.train.loss=ctc", "teacher.train.loss must be one of cross_entropy, but is 'ctc'"),
         ("teacher.compute_type=int4", "teacher.compute_type must be one of float32, int8, but is 'int4'"),
         ("teacher.beam_size=0", "teacher.beam_size must be at least 1, but is 0"),
-        ("teacher.seeds=[]", r"teacher.seeds must be different numbers of at least 0, but is \[\]"),
+        ("teacher.seeds=[]", r"teacher.seeds must be different numbers from 0 to 9223372036854775807, but is \[\]"),
         ("teacher.seeds=[1, 1]", "teacher.seeds must be different"),
         ("teacher.sedes=[1]", "there is no setting teacher.sedes; did you mean teacher.seeds"),
     ],

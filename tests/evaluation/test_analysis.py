@@ -290,7 +290,7 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
 
     shown = render(analysis, "markdown").split("\n")
     assert shown[0] == "| measure | one | an\\|other | reference | note |"
-    assert shown[1] == "| --- | ---: | ---: | ---: | --- |"
+    assert shown[1] == "| --- | --: | --: | --: | --: |"
     assert "## Where an|other lost most against one" in shown
     assert f"    one          {analysis.comparisons[0].lost[0].baseline}" in shown
 

@@ -85,3 +85,9 @@ def test_translator_saves_pushes_and_comes_back(copy_run, tmp_path, monkeypatch)
     monkeypatch.setattr(huggingface_hub.hub_mixin, "HfApi", Hub)
     translator.push_to_hub("me/model")
     assert pushed == {"me/model": sorted(FILES)}
+
+
+def test_files_are_as_private_as_others(copy_run):
+    (copy_run / "made").write_text("")
+    ours = {path.name: path.stat().st_mode for path in (copy_run / "train" / "model").iterdir()}
+    assert set(ours.values()) == {(copy_run / "made").stat().st_mode}

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import nmla.training.loop as loop
 from conftest import copy_recipe, digits_corpus
-from nmla.config import DataConfig
-from nmla.decoding.translator import Translator
+from nmla.config import DataConfig, Decoding
+from nmla.decoding.translator import Translator, load_decoding, save_decoding
 from nmla.errors import DataError, NmlaError, Stopped, UsageError
 from nmla.files import locked
 from nmla.text.lines import read_lines
@@ -123,6 +123,39 @@ def test_signal_saves_and_stops_and_the_run_goes_on(digits, tmp_path, monkeypatc
             r for r in timeless(other) if r["event"] == "valid"
         ]
         assert same(weights(one / "model"), weights(other / "model"))
+
+
+@pytest.mark.parametrize("at", [4, 6])  # in the middle, and at the last step
+def test_signal_ends_a_validation_that_comes_again(digits, tmp_path, monkeypatch, at):
+    settings = ("train.steps=6", "train.checkpoint_every=6", "train.validate_every=2", "finetune=null")
+    whole = train(copy_recipe(digits, tmp_path / "whole", *settings))
+    validate = loop.validate
+
+    def kill(translator, corpus, stop):
+        if len(validated) == at // 2 - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        validated.append(validate(translator, corpus, stop))
+        return validated[-1]
+
+    validated = []
+    monkeypatch.setattr(loop, "validate", kill)
+    with pytest.raises(Stopped, match=f"stopped and saved at step {at}; the same command goes on"):
+        train(copy_recipe(digits, tmp_path / "stopped", *settings))
+    assert validated[-1] is None
+    resumed = train(copy_recipe(digits, tmp_path / "stopped", *settings))
+    assert same(weights(whole), weights(resumed))
+    assert [r for r in timeless(whole.parent) if r["event"] == "valid"] == [
+        r for r in timeless(resumed.parent) if r["event"] == "valid"
+    ]
+
+
+def test_finished_run_keeps_what_was_tuned(digits, tmp_path):
+    recipe = copy_recipe(digits, tmp_path, "train.steps=2", "finetune=null")
+    model = train(recipe)
+    save_decoding(Decoding(blank_penalty=1.5), model)
+    assert load_decoding(train(recipe)).blank_penalty == 1.5
+    train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))  # another model, for which nothing is tuned
+    assert load_decoding(model) == Decoding()
 
 
 def test_finished_run_keeps_its_settings(digits, tmp_path):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmla.data.corpus import MANIFEST, VERSION, IntArray, Shard, TokenArray, TokenStore
 from nmla.data.encode import keys_path, part_name
-from nmla.files import sha256, write_text
+from nmla.files import allow_many_files, sha256, write_text
 
 SHARD_SOURCES, SHARD_TOKENS = 1 << 18, 1 << 25  # a shard is closed by whichever comes first
 BUCKET_ROWS = 1 << 21  # how many sources are sorted at once: about 100 MB
@@ -63,6 +63,7 @@ class GroupedParts:
     """Parts in which each source stands once, where it stood first, with the different references of all its lines."""
 
     def __init__(self, directory: Path, count: int, vocab_size: int) -> None:
+        allow_many_files()
         self._shards = list(plain_parts(directory, count))
         self._vocab_size = vocab_size
         self.duplicates = 0

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmla.errors import DataError, UsageError
+from nmla.files import allow_many_files
 from nmla.text.tokenizer import Tokenizer
 
 MANIFEST, TOKENIZER, VALID, DROPPED = "manifest.json", "tokenizer.model", "valid.jsonl", "dropped.tsv"
@@ -175,6 +176,7 @@ class Corpus:
         """Open a corpus. Sizes and structure are checked, not the hashes in the manifest: that would read it all."""
         if not (directory / MANIFEST).is_file():
             raise UsageError(f"{directory}: must be a corpus, but holds no {MANIFEST}; make one with `nmla prepare`")
+        allow_many_files()
         try:
             manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
             if manifest["version"] != VERSION:

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,10 @@ def prepare(
         _begin(work, plan, output)
         try:
             model = _tokenizer(work, known, train, inputs["train"], settings, workers, bar)
+            held_out = _Valid.read(valid, Tokenizer(model), settings)  # before the long work: what is wrong is told now
             lines = sum(files[0].lines for files in inputs["train"])
             count = _encode(work, train, lines, model, rules, settings, workers, bar)
-            counts = _assemble(work, count, train, valid, plan)
+            counts = _assemble(work, count, train, held_out, plan)
         except (KeyboardInterrupt, OSError):
             say(f"nmla prepare: what is done is kept in {work}; the same command goes on from there")
             raise
@@ -204,6 +205,8 @@ def _encode(
         for block in read_blocks(train):
             read += len(block.lines[0])
             if report_path(parts, count).exists():
+                if settings["bad"] == "refuse" and (dropped := _report(parts, count)["dropped"]):
+                    raise _refused(Dropped(*dropped[0]))
                 bar.advance(task, len(block.lines[0]))
             else:
                 sizes.append(len(block.lines[0]))
@@ -212,14 +215,23 @@ def _encode(
 
     for done, lost in enumerate(workers.map(encode_block, jobs())):
         if lost is not None and settings["bad"] == "refuse":
-            raise DataError(f"{lost}; mend it, or let such pairs be dropped")
+            raise _refused(lost)
         bar.advance(task, sizes[done])
     if read != lines:
         raise DataError(f"the training text must not change while it is read, but had {lines} lines and then {read}")
     return count
 
 
-def _assemble(work: Path, count: int, train: Pairs, valid: Pairs, plan: dict[str, Any]) -> dict[str, int]:
+def _report(parts: Path, number: int) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(report_path(parts, number).read_text(encoding="utf-8"))
+    return report
+
+
+def _refused(lost: object) -> DataError:
+    return DataError(f"{lost}; mend it, or let such pairs be dropped")
+
+
+def _assemble(work: Path, count: int, train: Pairs, valid: "_Valid", plan: dict[str, Any]) -> dict[str, int]:
     parts, corpus, settings = work / "parts", work / "corpus", plan["settings"]
     tokenizer = Tokenizer((corpus / TOKENIZER).read_bytes())
     for left in corpus.iterdir():  # by a run that was stopped right here
@@ -231,43 +243,54 @@ def _assemble(work: Path, count: int, train: Pairs, valid: Pairs, plan: dict[str
     counts |= {"train_duplicates": grouped.duplicates if grouped else 0, "train_unknown_tokens": 0}
     with losses:
         for number in range(count):
-            report = json.loads(report_path(parts, number).read_text(encoding="utf-8"))
+            report = _report(parts, number)
             counts["train_duplicates"] += report["duplicates"]
             counts["train_unknown_tokens"] += report["unknown"]
             for item in report["dropped"]:
                 losses.add("train", Dropped(*item))
         if not counts["train_pairs"]:
             raise none_usable(train)
-        counts |= _write_valid(corpus / VALID, valid, tokenizer, settings, losses)
+        for dropped in valid.dropped:
+            losses.add("valid", dropped)
+    counts |= valid.write(corpus / VALID)
     counts |= losses.counts()
     counts["vocab_size"] = tokenizer.vocab_size
     seal(corpus, plan, counts, shards)
     return counts
 
 
-def _write_valid(
-    path: Path, valid: Pairs, tokenizer: Tokenizer, settings: dict[str, Any], losses: "_Losses"
-) -> dict[str, int]:
+@dataclass(frozen=True)
+class _Valid:
     """The usable validation pairs as text. Long ones stay: they are only scored."""
-    records: list[tuple[str, list[str]]] = []
-    places: dict[str, int] = {}
-    for block in read_blocks(valid):
-        for item in encode_lines(block, tokenizer, Rules()):
-            if isinstance(item, Dropped):
-                if settings["bad"] == "refuse":
-                    raise DataError(f"{item}; mend it, or let such pairs be dropped")
-                losses.add("valid", item)
-                continue
-            place = places.setdefault(item.source.strip(), len(records)) if settings["group"] else len(records)
-            if place == len(records):
-                records.append((item.source, []))
-            records[place][1].extend(text for text, _ in item.references)
-    if not records:
-        raise none_usable(valid)
-    records = [(source, list(dict.fromkeys(targets))) for source, targets in records]
-    lines = (json.dumps({"source": source, "targets": targets}, ensure_ascii=False) for source, targets in records)
-    write_text(path, "".join(f"{line}\n" for line in lines))
-    return {"valid_pairs": sum(len(targets) for _, targets in records), "valid_sources": len(records)}
+
+    records: list[tuple[str, list[str]]]  # a source and its references
+    dropped: list[Dropped]
+
+    @classmethod
+    def read(cls, valid: Pairs, tokenizer: Tokenizer, settings: dict[str, Any]) -> "_Valid":
+        records: list[tuple[str, list[str]]] = []
+        places: dict[str, int] = {}
+        lost: list[Dropped] = []
+        for block in read_blocks(valid):
+            for item in encode_lines(block, tokenizer, Rules()):
+                if isinstance(item, Dropped):
+                    if settings["bad"] == "refuse":
+                        raise _refused(item)
+                    lost.append(item)
+                    continue
+                place = places.setdefault(item.source.strip(), len(records)) if settings["group"] else len(records)
+                if place == len(records):
+                    records.append((item.source, []))
+                records[place][1].extend(tokenizer.joined(text) for text, _ in item.references)
+        if not records:
+            raise none_usable(valid)
+        return cls([(source, list(dict.fromkeys(targets))) for source, targets in records], lost)
+
+    def write(self, path: Path) -> dict[str, int]:
+        pairs = ({"source": source, "targets": targets} for source, targets in self.records)
+        write_text(path, "".join(f"{json.dumps(pair, ensure_ascii=False)}\n" for pair in pairs))
+        targets = sum(len(targets) for _, targets in self.records)
+        return {"valid_pairs": targets, "valid_sources": len(self.records)}
 
 
 class _Losses:

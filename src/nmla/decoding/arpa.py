@@ -19,6 +19,7 @@ from nmla.progress import progress_bar, say
 from nmla.text.lines import open_text
 from nmla.text.tokenizer import BOS, UNK, Tokenizer
 
+LARGEST = 1e30  # back-off that float32 can hold, in any unit
 LINES_AT_ONCE = 1 << 16
 Rows = npt.NDArray[np.int32]  # (n-grams, order) token ids
 Floats = npt.NDArray[np.float64]
@@ -192,7 +193,7 @@ class _Reader:
                 backoff = float(fields[order + 1]) if len(fields) == order + 2 else 0.0
             except (ValueError, IndexError):
                 log_prob = backoff = math.nan
-            if not (order + 1 <= len(fields) <= order + 2 and log_prob <= 0 and math.isfinite(backoff)):
+            if not (order + 1 <= len(fields) <= order + 2 and log_prob <= 0 and abs(backoff) <= LARGEST):
                 raise self._error(f"log10 p <= 0, {order} words and log10 of the back-off, or {stop.decode()}", line)
             read += 1
             try:

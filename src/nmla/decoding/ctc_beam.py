@@ -11,7 +11,7 @@ by one of the likeliest tokens. Without pruning the search is exact.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nmla.decoding.argmax import Hypothesis
 from nmla.decoding.ngram_lm import NgramLM
+from nmla.errors import DataError
 
 _NONE = -np.inf
 _MARGIN = 3.0  # so far below the last that is wanted, paths that were not followed do not bring an output back
@@ -50,10 +51,27 @@ class BeamSearch:
         self, logits: Tensor, lengths: Sequence[int], *, blank: int, collapse: str = "ctc", num_hypotheses: int = 1
     ) -> list[list[Hypothesis]]:
         """The best outputs of each sentence of ``(B, T, V)`` logits, best first, on all of torch's threads."""
-        array = logits.float().log_softmax(-1).contiguous().numpy()
+        log_probs = logits.float().log_softmax(-1)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            found = self.begin(log_probs, lengths, threads, blank, collapse, num_hypotheses)
+            return [of.result() for of in found]
+
+    def begin(
+        self,
+        log_probs: Tensor,
+        lengths: Sequence[int],
+        threads: Executor,
+        blank: int,
+        collapse: str,
+        num_hypotheses: int,
+    ) -> list[Future[list[Hypothesis]]]:
+        """The same for log-probabilities, one piece of work a sentence, while the caller does something else."""
+        array = log_probs.contiguous().numpy()
 
         def search(b: int) -> list[Hypothesis]:
             used = lengths[b]
+            if np.isnan(array[b, :used, blank]).any():  # then all of a position's are
+                raise DataError("a model's outputs must be numbers, but some are not: its weights are damaged")
             found = _search(
                 array[b, :used],
                 blank,
@@ -73,8 +91,7 @@ class BeamSearch:
                 hypotheses.append(Hypothesis(tokens.tolist(), begins.tolist(), score, log_prob, of_lm))
             return hypotheses
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            return list(threads.map(search, range(len(array))))
+        return [threads.submit(search, b) for b in range(len(array))]
 
 
 def _arrays(lm: NgramLM | None) -> tuple[Any, ...]:
@@ -87,22 +104,29 @@ def _arrays(lm: NgramLM | None) -> tuple[Any, ...]:
 
 @numba.njit(nogil=True, cache=True)
 def _lm_step(tokens, children, log_probs, backoffs, suffixes, state, token):  # type: ignore[no-untyped-def]
-    """The log-probability of a token after a state, and the state after it."""
+    """The log-probability of a token after a state, and the state after it.
+
+    A file's numbers are not trusted: where they lead nowhere, or back, the search for a longer n-gram ends.
+    """
     interior = len(children) - 1  # nodes that can have children: all but those of the highest order
     total = 0.0
-    while state != 0:
-        low, high = children[state], children[state + 1]
+    while 0 < state < interior:
+        low, last = children[state], children[state + 1]
+        if low < 0 or last > len(tokens):
+            break
+        high = last
         while low < high:
             middle = (low + high) // 2
             if tokens[middle] < token:
                 low = middle + 1
             else:
                 high = middle
-        if low < children[state + 1] and tokens[low] == token:
+        if low < last and tokens[low] == token:
             after = np.int64(low) if low < interior else np.int64(suffixes[low])
             return total + log_probs[low], after
         total += backoffs[state]
-        state = np.int64(suffixes[state])
+        shorter = np.int64(suffixes[state])
+        state = shorter if shorter < state else 0
     node = 1 + token
     return total + log_probs[node], np.int64(node) if node < interior else np.int64(0)
 
@@ -289,6 +313,8 @@ def _search(  # type: ignore[no-untyped-def]
                 sibling[node], eldest[before] = eldest[before], node
             next_beam[kept], next_blank[kept], next_token[kept] = node, c_blank[c], c_in_token[c]
             kept += 1
+            if kept == beam_size:  # more could only come by a language model that says NaN
+                break
         beam, in_blank, in_token, size = next_beam, next_blank, next_token, kept
 
     # At the end the best are weighed again, by all their paths and not only those that were followed.

@@ -74,16 +74,18 @@ class CTranslator:
         num_hypotheses: int = 1,
         attention: bool = False,
         alone: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
         batch_size: int | None = None,
     ) -> list[list[Written]]:
         """The best translations of each of `sources`. Where one is stopped depends on its source alone; with `alone`
         each source is translated for itself, so that not even the last bits depend on others.
 
-        With `batch_size` that many sources of like length go together, and are stopped where their longest is.
+        So many tokens of sources go together; with `batch_size`, that many sources of like length, which are stopped
+        where their longest is.
         """
         limits = [min(longest_output(len(source)), max_positions - 1) for source in sources]
         if batch_size is None:
-            most, batch_type = (1, "examples") if alone else (BATCH_TOKENS, "tokens")
+            most, batch_type = (1, "examples") if alone else (batch_tokens, "tokens")
             alike: defaultdict[int, list[int]] = defaultdict(list)
             for row, limit in enumerate(limits):
                 alike[limit].append(row)

@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from nmla.decoding.ngram_lm import check_sizes
 from nmla.errors import DataError
-from nmla.text.lines import decode_lines, open_text, position, require_file
+from nmla.text.lines import lines_of, open_text, position, require_file
 from nmla.text.tokenizer import BOS, EOS, Tokenizer
 
 CHUNK_TOKENS = 1 << 22  # sorted at once
@@ -158,7 +158,7 @@ def _encode(texts: Sequence[Path], tokenizer: Tokenizer, bar: Progress) -> Itera
     before = 0
     for path in texts:
         with open_text(path) as file:
-            lines = decode_lines(file, str(path))
+            lines = lines_of(file, path)
             while batch := list(islice(lines, LINES_AT_ONCE)):
                 sentences = [ids for ids in tokenizer.encode_batch(batch) if ids]
                 flat = chain.from_iterable((BOS, *ids, EOS) for ids in sentences)

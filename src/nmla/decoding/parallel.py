@@ -1,7 +1,8 @@
 """Translations by models that write all words at once."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,7 @@ from nmla.models.fixed_length import FixedLengthTransformer
 from nmla.models.transformer import ParallelTransformer, copied_state
 from nmla.text.tokenizer import BLANK, PAD, Tokenizer
 
+Found = Callable[[], list[Translation]]  # waits for a search, if there is one
 ROUND_TO = 8  # source lengths are padded to a multiple of this
 FULL = 96  # output positions that keep a processor busy: as many sentences go together, whatever there is
 
@@ -29,23 +31,38 @@ class ParallelDecoder:
         self.tokenizer = tokenizer
         self.widest = widest  # the most source tokens that come, their end included
 
+    @torch.inference_mode()
     def translations(
         self, sentences: list[list[int]], tried: list[Decoding], lm: NgramLM | None
     ) -> list[list[Translation]]:
-        """All sentences' translations, under each of the settings, which agree on batches."""
+        """All sentences' translations, under each of the settings, which agree on batches.
+
+        Searches go on in other threads while the network is at the next sentences.
+        """
         done: list[dict[int, Translation]] = [{} for _ in tried]
-        for rows, size, width in self._groups([len(sentence) for sentence in sentences], tried[0]):
-            # Sentences that are not there are stood in for, so that the shape is always the same.
-            group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
-            source, source_lengths = pad(group)
-            source = F.pad(source, (0, width - source.shape[1]), value=PAD)
-            if isinstance(self.model, FixedLengthTransformer):
-                for of, settings in zip(done, tried, strict=True):
-                    of.update(zip(rows, self._of_several_lengths(source, source_lengths, settings), strict=True))
-            else:
+        searching: deque[tuple[dict[int, Translation], list[int], Found]] = deque()
+
+        def finish() -> None:
+            of, rows, found = searching.popleft()
+            of.update(zip(rows, found(), strict=True))
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            for rows, size, width in self._groups([len(sentence) for sentence in sentences], tried[0]):
+                # Sentences that are not there are stood in for, so that the shape is always the same.
+                group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
+                source, source_lengths = pad(group)
+                source = F.pad(source, (0, width - source.shape[1]), value=PAD)
+                if isinstance(self.model, FixedLengthTransformer):
+                    for of, settings in zip(done, tried, strict=True):
+                        of.update(zip(rows, self._of_several_lengths(source, source_lengths, settings), strict=True))
+                    continue
                 logits, lengths = self._logits(source, source_lengths, len(rows))
                 for of, settings in zip(done, tried, strict=True):
-                    of.update(zip(rows, self._decode(logits, lengths, source_lengths, settings, lm), strict=True))
+                    searching.append((of, rows, self._decode(logits, lengths, source_lengths, settings, lm, threads)))
+                    if len(searching) > 2 * torch.get_num_threads():  # each holds its probabilities
+                        finish()
+            while searching:
+                finish()
         return [[of[row] for row in range(len(sentences))] for of in done]
 
     def _groups(self, lengths: list[int], settings: Decoding) -> Iterator[tuple[list[int], int, int]]:
@@ -69,37 +86,42 @@ class ParallelDecoder:
             for start in range(0, len(rows), size):
                 yield rows[start : start + size], size, width
 
-    @torch.inference_mode()
     def _logits(self, source_BS: Tensor, source_lengths_B: Tensor, real: int) -> tuple[Tensor, Tensor]:
         logits, lengths, *_ = self.model(source_BS.to(self._device), source_lengths_B.to(self._device))
         return logits[:real].float(), lengths[:real].cpu()
 
-    @torch.inference_mode()
     def _decode(
-        self, logits: Tensor, lengths: Tensor, source_lengths: Tensor, settings: Decoding, lm: NgramLM | None
-    ) -> list[Translation]:
-        collapse = self.model.config.family
+        self,
+        logits: Tensor,
+        lengths: Tensor,
+        source_lengths: Tensor,
+        settings: Decoding,
+        lm: NgramLM | None,
+        threads: Executor,
+    ) -> Found:
+        """Begin to decode; what is returned waits for the end of it."""
+        collapse, used = self.model.config.family, lengths.tolist()
+        places = list(zip(used, source_lengths.tolist()[: len(used)], strict=True))
         blank = logits[..., BLANK].clone()
         logits[..., BLANK] -= settings.blank_penalty
-        if settings.beam_size > 1:
-            from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
+        try:
+            if settings.beam_size == 1:
+                found = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
+                rows = zip(found, logits, places, strict=True)
+                told = [self._told([of], row[:used], source, settings) for of, row, (used, source) in rows]
+                return lambda: told
+            log_probs = logits.log_softmax(-1).cpu()
+        finally:
+            logits[..., BLANK] = blank  # for who decodes them again
+        from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
 
-            search = BeamSearch(settings.beam_size, settings.top_k, settings.alpha, settings.beta, lm)
-            found = search(
-                logits.cpu(), lengths.tolist(), blank=BLANK, collapse=collapse, num_hypotheses=settings.num_hypotheses
-            )
-        else:
-            found = [[one] for one in argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)]
-        told = [
-            self._told(of, row[:used], source, settings)
-            for of, row, used, source in zip(
-                found, logits, lengths.tolist(), source_lengths.tolist()[: len(logits)], strict=True
-            )
+        search = BeamSearch(settings.beam_size, settings.top_k, settings.alpha, settings.beta, lm)
+        begun = search.begin(log_probs, used, threads, BLANK, collapse, settings.num_hypotheses)
+        return lambda: [
+            self._told(of.result(), row[:used], source, settings)
+            for of, row, (used, source) in zip(begun, log_probs, places, strict=True)
         ]
-        logits[..., BLANK] = blank  # for who decodes them again
-        return told
 
-    @torch.inference_mode()
     def _of_several_lengths(self, source_BS: Tensor, source_lengths_B: Tensor, settings: Decoding) -> list[Translation]:
         """A fixed-length model's translations of the `beam_size` likeliest lengths, the surest per token first."""
         assert isinstance(self.model, FixedLengthTransformer)
@@ -122,7 +144,7 @@ class ParallelDecoder:
         """The translation of a sentence, and if wanted what the model thought of it: sentence by sentence, for
         probabilities of a whole batch would double its memory."""
         used = len(logits_TV)
-        texts = [self.tokenizer.decode(of.tokens) for of in found]
+        texts = [self.tokenizer.decode(of.tokens, join=False) for of in found]
         if not settings.return_scores:
             return Translation(texts[0], alternatives=tuple(map(Translation, texts[1:])), positions=used)
         probs_TV = logits_TV.softmax(-1)

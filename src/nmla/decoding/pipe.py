@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.progress import progress_bar
+from nmla.progress import progress_bar, say
 from nmla.text.lines import COMPRESSED, arriving, decode_lines, open_text, require_file, standard_input
 
 
@@ -29,16 +30,14 @@ def translate_files(
     translator.settings(**options)  # before anything is written over
     for file in files:
         require_file(file)
-        if output and output.exists() and output.samefile(file):
-            raise UsageError(f"{output}: must not be what is translated, but is")
-    if not files and output and output.exists() and _is_standard_input(output):
-        raise UsageError(f"{output}: must not be what is translated, but is")
     if output is None and sys.stdout is None:
         raise UsageError("standard output must be open, but is closed")
+    inputs: Sequence[Path | None] = files or [None]
+    if any(_same_file(one, output) for one in inputs):
+        raise UsageError(f"{output or 'standard output'}: must not be what is translated, but is")
     with ExitStack() as held:
         written = held.enter_context(output.open("wb")) if output else sys.stdout.buffer
         bar = held.enter_context(progress_bar(enabled=bool(files) and not written.isatty()))
-        inputs: Sequence[Path | None] = files or [None]
         for path in inputs:
             stream = standard_input() if path is None else held.enter_context(open_text(path))
             name = str(path or "stdin")
@@ -47,14 +46,17 @@ def translate_files(
             chunks = _chunks(stream, name, partial(bar.advance, task))
             for number, translation in translate_lines(translator, chunks, written, form, **options):
                 if translation.parts > 1:
-                    print(f"{name}:{number}: long line, translated in {translation.parts} parts", file=sys.stderr)
+                    say(f"{name}:{number}: long line, translated in {translation.parts} parts")
 
 
-def _is_standard_input(path: Path) -> bool:
+def _same_file(source: Path | None, output: Path | None) -> bool:
+    """Whether what is read, or standard input, is the file that is written, or standard output."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(standard_input().fileno()))
-    except OSError:  # such as of a standard input that is no file
+        read = os.fstat(standard_input().fileno()) if source is None else source.stat()
+        written = os.fstat(sys.stdout.fileno()) if output is None else output.stat()
+    except OSError:  # such as of what is not there yet, or is no file
         return False
+    return stat.S_ISREG(read.st_mode) and os.path.samestat(read, written)
 
 
 def _chunks(stream: BinaryIO, name: str, done: Callable[[int], None]) -> Iterator[Iterator[str]]:
@@ -95,7 +97,8 @@ def translate_lines(
 @contextmanager
 def unbroken() -> Iterator[None]:
     """Let Ctrl-C wait until the block is done, so that it leaves no half line; a second one does not wait."""
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as of a job in background
         yield
         return
     asked: list[int] = []

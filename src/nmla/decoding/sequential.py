@@ -8,7 +8,7 @@ import torch
 
 from nmla.config import Decoding
 from nmla.data.batching import pad
-from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
+from nmla.decoding.ctranslate import BATCH_TOKENS, POSITIONS, CTranslator, Written
 from nmla.decoding.translation import Token, Translation, batches, entropy
 from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class SequentialDecoder:
                 device = "cuda" if self._device.type == "cuda" else "cpu"
                 workers = torch.get_num_threads()
                 self._writer = CTranslator.of(self.model, self.tokenizer, device=device, workers=workers)
-        learned = self.model.decoder_positions is not None
+        learned, by_tokens = self.model.decoder_positions is not None, settings.batch_type == "tokens"
         written = self._writer.write(
             [[self.tokenizer.piece(token) for token in sentence] for sentence in sentences],
             settings.beam_size,
@@ -37,6 +37,8 @@ class SequentialDecoder:
             num_hypotheses=settings.num_hypotheses,
             attention=settings.return_scores,
             alone=not settings.fast,
+            batch_tokens=settings.max_batch_size if by_tokens else BATCH_TOKENS,
+            batch_size=settings.max_batch_size if settings.fast and not by_tokens else None,
         )
         translations = [
             [Translation(self._text(of), score=of.score, positions=len(of.tokens) + 1) for of in of_one]
@@ -52,7 +54,7 @@ class SequentialDecoder:
         return [replace(best, alternatives=tuple(others)) for best, *others in translations]
 
     def _text(self, of: Written) -> str:
-        return self.tokenizer.decode([self.tokenizer.id(piece) for piece in of.tokens])
+        return self.tokenizer.decode([self.tokenizer.id(piece) for piece in of.tokens], join=False)
 
     @torch.inference_mode()
     def _opinions(

@@ -13,6 +13,7 @@ from typing import Any
 import sentencepiece
 
 from nmla.config import COMPUTE_TYPES
+from nmla.data.corpus import TOKENIZER
 from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
 from nmla.errors import DataError, UsageError
 from nmla.files import sha256
@@ -23,6 +24,8 @@ from nmla.text.tokenizer import EOS, Tokenizer
 MODEL = "model.bin"  # of CTranslate2
 SEPARATE = ("source.spm", "target.spm")  # one sentencepiece model for each language, as OPUS-MT has them
 JOINT = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
+VOCABULARIES = tuple(f"{side}_vocabulary.{kind}" for side in ("source", "target", "shared") for kind in ("json", "txt"))
+SPARE = 20  # positions that a translation may take beyond those of its source
 FOREIGN_POSITIONS = 512  # that models of others have, most of them; who needs more is not translated
 
 
@@ -67,9 +70,7 @@ class Teacher:
         self._suffix = [tokenizer.piece(EOS)]
         if model.config.positions == "learned":
             self.max_positions = model.config.max_positions
-        self.max_source_tokens = self.max_positions // 2 - 20  # as many again, and some, can be written
-        if self.max_source_tokens < 1:
-            raise UsageError(f"{directory}: a teacher must have at least 42 positions, but has {self.max_positions}")
+        self.max_source_tokens = self.max_positions // 2 - SPARE  # as many again, and some, can be written
         self._translator = CTranslator.of(model, tokenizer, **options)
 
     def _load_theirs(self, directory: Path, form: Format, **options: Any) -> None:
@@ -83,17 +84,13 @@ class Teacher:
         self._prefix = list(form.source_prefix)
         self._suffix = end if form.source_suffix is None else list(form.source_suffix)
         self._target_prefix = list(form.target_prefix)
-        self._refuse_unknown(directory)
         self.max_positions = FOREIGN_POSITIONS
         self.max_source_tokens = FOREIGN_POSITIONS - len(self._prefix) - len(self._suffix)
 
-    def _refuse_unknown(self, directory: Path) -> None:
-        """A mistyped language would be an unknown word, and all translations wrong."""
-        for side, tokens in (("source", [*self._prefix, *self._suffix]), ("target", self._target_prefix)):
-            known = _vocabulary(directory, side)
-            for token in tokens:
-                if known and token not in known:
-                    raise UsageError(f"{directory}: {token!r} must be in the model's {side} vocabulary, but is not")
+    @property
+    def pretokenised(self) -> bool:
+        """Whether it wants text that is split already, with "@@" inside words."""
+        return self.tokenizer is not None and self.tokenizer.pretokenised
 
     def source_tokens(self, text: str) -> list[str]:
         """What the model is given of a text, without what it wants around it."""
@@ -164,22 +161,48 @@ def check_teacher(directory: Path, form: Format | None) -> None:
     """Refuse, before any long work, what cannot teach."""
     if not is_ours(directory):
         _sentencepieces(directory)
+        _refuse_unknown(directory, form or Format())
         return
     if form is not None and form != Format():
         raise UsageError(f"{directory}: a model of ours must have no prefix or suffix, but one is given")
     try:
-        family = json.loads((directory / CONFIG).read_text(encoding="utf-8"))["model_type"]
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        family, learned, positions = config["model_type"], config["positions"] == "learned", config["max_positions"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{directory / CONFIG}: must be a model's configuration, but: {error}") from None
     if family != "autoregressive":
         raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {family}")
+    if learned and positions < (least := 2 * SPARE + 2):
+        raise UsageError(f"{directory}: a teacher must have at least {least} positions, but has {positions}")
+
+
+def speaks(directory: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a teacher is one of ours with this vocabulary."""
+    return (
+        is_ours(directory)
+        and (directory / TOKENIZER).is_file()
+        and ((directory / TOKENIZER).read_bytes() == tokenizer.model)
+    )
+
+
+def _refuse_unknown(directory: Path, form: Format) -> None:
+    """A mistyped language would be an unknown word, and all translations wrong."""
+    source = [*form.source_prefix, *(form.source_suffix or ())]
+    for side, tokens in (("source", source), ("target", form.target_prefix)):
+        known = _vocabulary(directory, side)
+        for token in tokens:
+            if known and token not in known:
+                raise UsageError(f"{directory}: {token!r} must be in the model's {side} vocabulary, but is not")
 
 
 def _vocabulary(directory: Path, side: str) -> set[str]:
     """The words that a CTranslate2 model knows on one side; none if it does not say."""
     for name in (f"{side}_vocabulary", "shared_vocabulary"):
         if (path := directory / f"{name}.json").is_file():
-            return set(json.loads(path.read_text(encoding="utf-8")))
+            try:
+                return set(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise DataError(f"{path}: must be a list of words, but: {error}") from None
         if (path := directory / f"{name}.txt").is_file():
             return set(path.read_text(encoding="utf-8").split("\n"))
     return set()
@@ -187,7 +210,7 @@ def _vocabulary(directory: Path, side: str) -> set[str]:
 
 def identity(directory: Path) -> dict[str, str]:
     """What a teacher is known by, whatever its directory is called: the hash of all it writes with."""
-    names = (WEIGHTS, CONFIG, *JOINT) if is_ours(directory) else (MODEL, CONFIG, *SEPARATE, *JOINT)
+    names = (WEIGHTS, CONFIG, *JOINT) if is_ours(directory) else (MODEL, CONFIG, *SEPARATE, *JOINT, *VOCABULARIES)
     return {name: sha256(directory / name) for name in names if (directory / name).is_file()}
 
 

@@ -28,7 +28,10 @@ from nmla.text.tokenizer import EOS, Tokenizer
 
 MAX_SOURCE_TOKENS = 512  # longer input is translated in pieces: attention's memory grows with the square
 LINES_AT_ONCE = 1024  # of a stream: enough for full batches, few enough for flat memory
-SENTENCE_ENDS, CLAUSE_ENDS = (".", "!", "?", "…", "。", "！", "？"), (",", ";", ":", "–", "—", "，", "；", "：")
+SENTENCE_ENDS, CLAUSE_ENDS = (".", "!", "?", "…"), (",", ";", ":", "–", "—")  # before a space
+WIDE_SENTENCE_ENDS, WIDE_CLAUSE_ENDS = ("。", "！", "？"), ("，", "；", "：", "、")  # after which there need be none
+CLOSING = "\"'”’»›)]}」』）▁"  # may follow the end of a sentence
+ONE_STRING = UsageError("the texts must be a list of strings, but are one string; translate() takes one")
 
 
 class Translator(ModelHubMixin):
@@ -111,7 +114,7 @@ class Translator(ModelHubMixin):
         return [[translation.text for translation in of] for of in translated]
 
     def _translate(self, texts: Sequence[str], tried: list[Decoding]) -> list[list[Translation]]:
-        _check_texts(texts)
+        texts = _checked_texts(texts)
         parts = [self._parts(text) for text in texts]
         flat = [part for of_text in parts for part in of_text]
         # A teacher chooses among all that were found, not among those that are told.
@@ -121,23 +124,31 @@ class Translator(ModelHubMixin):
         else:
             done = self._parallel.translations(flat, found, self.lm)
         if self.teacher:
-            done = [self._rescored(flat, of, settings) for of, settings in zip(done, tried, strict=True)]
+            of_parts = [
+                text if len(of_text) == 1 else self.tokenizer.decode(part[:-1], join=False)
+                for of_text, text in zip(parts, texts, strict=True)
+                for part in of_text
+            ]
+            done = [self._rescored(of_parts, of, settings) for of, settings in zip(done, tried, strict=True)]
         return [self._whole_lines(of, parts, texts) for of in done]
 
     def _whole_lines(
         self, done: list[Translation], parts: list[list[list[int]]], texts: Sequence[str]
     ) -> list[Translation]:
-        rest = iter(done)
+        rest = map(self._joined, done)
         return [
             self._join([next(rest) for _ in of_text], of_text, text) for of_text, text in zip(parts, texts, strict=True)
         ]
 
-    def _rescored(self, parts: list[list[int]], done: list[Translation], settings: Decoding) -> list[Translation]:
+    def _rescored(self, sources: list[str], done: list[Translation], settings: Decoding) -> list[Translation]:
         """The translations that the teacher finds best, by the logarithm of their probability per token."""
         assert self.teacher is not None
-        sources = [self.tokenizer.decode(part[:-1]) for part in parts]
         found = [[one, *one.alternatives] for one in done]
-        scores = self.teacher.score(sources, [[one.text for one in of] for of in found], alone=not settings.fast)
+        texts = [[one.text for one in of] for of in found]
+        if not self.teacher.pretokenised:
+            sources = list(map(self.tokenizer.joined, sources))
+            texts = [list(map(self.tokenizer.joined, of)) for of in texts]
+        scores = self.teacher.score(sources, texts, alone=not settings.fast)
         best = []
         for of, of_scores in zip(found, scores, strict=True):
             scored = [replace(one, score=score, alternatives=()) for one, score in zip(of, of_scores, strict=True)]
@@ -147,6 +158,8 @@ class Translator(ModelHubMixin):
 
     def translate_iterable(self, texts: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translations of a stream of any length, in order, some lines at a time."""
+        if isinstance(texts, str):
+            raise ONE_STRING
         stream = iter(texts)
         while lines := list(islice(stream, LINES_AT_ONCE)):
             yield from self.translate_batch(lines, **options)
@@ -202,12 +215,26 @@ class Translator(ModelHubMixin):
 
     def _cut(self, tokens: list[int], most: int) -> int:
         """Where to end a part: where a sentence does, or a clause, if that is not too early; else before a word."""
-        words = [i for i in range(most, 0, -1) if self.tokenizer.starts_word(tokens[i])]
-        for ends in (SENTENCE_ENDS, CLAUSE_ENDS):
-            for i in words:
-                if i > most // 2 and self.tokenizer.piece(tokens[i - 1]).endswith(ends):
+        pieces = [self.tokenizer.piece(token) for token in tokens[: most + 1]]
+        inside = "@@" if self.tokenizer.pretokenised else None  # ends what the next unit continues
+        words = {
+            i
+            for i in range(1, most + 1)
+            if self.tokenizer.starts_word(tokens[i]) and not (inside and pieces[i - 1].endswith(inside))
+        }
+        for spaced, unspaced in ((SENTENCE_ENDS, WIDE_SENTENCE_ENDS), (CLAUSE_ENDS, WIDE_CLAUSE_ENDS)):
+            for i in range(most, most // 2, -1):
+                before = "".join(pieces[max(i - 3, 0) : i]).rstrip(CLOSING)
+                if before.endswith(unspaced) or (i in words and before.endswith(spaced)):
                     return i
-        return words[0] if words else most  # a single word that long is split where it must be
+        return max(words, default=most)  # a single word that long is split where it must be
+
+    def _joined(self, of: Translation) -> Translation:
+        """With its units, if there are such, joined to words."""
+        if not self.tokenizer.pretokenised:
+            return of
+        others = tuple(map(self._joined, of.alternatives))
+        return replace(of, text=self.tokenizer.joined(of.text), alternatives=others)
 
     def _join(self, parts: list[Translation], sources: list[list[int]], text: str) -> Translation:
         """The translation of a whole line from those of its parts; alternatives only where there is one."""
@@ -220,11 +247,16 @@ class Translator(ModelHubMixin):
         start = 0
         for part, source in zip(parts, sources, strict=True):
             joined += (" " if joined and self.tokenizer.starts_word(source[0]) else "") + part.text
-            tokens += [replace(token, source=token.source + start) for token in part.tokens]
-            start += len(source) - 1  # the end of a part is not in the line
+            last = len(source) - 2  # the end of a part is not in the line
+            tokens += [replace(token, source=min(token.source, last) + start) for token in part.tokens]
+            start += last + 1
+        score = sum(part.score for part in parts)
+        if self.teacher is not None:  # which tells means per token
+            sizes = [len(self.tokenizer.encode(part.text)) + 1 for part in parts]
+            score = sum(size * part.score for size, part in zip(sizes, parts, strict=True)) / sum(sizes)
         return Translation(
             joined,
-            sum(part.score for part in parts),
+            score,
             tuple(tokens),
             entropy=sum(part.entropy for part in parts),
             positions=sum(part.positions for part in parts),
@@ -233,14 +265,16 @@ class Translator(ModelHubMixin):
         )
 
 
-def _check_texts(texts: Sequence[str]) -> None:
+def _checked_texts(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
-        raise UsageError("the texts must be a list of strings, but are one string; translate() takes one")
+        raise ONE_STRING
+    texts = list(texts)
     for number, text in enumerate(texts, start=1):
         try:
             text.encode("utf-8")
         except (AttributeError, UnicodeEncodeError):
             raise UsageError(f"text {number} must be a string of Unicode characters, but is {text!r:.80}") from None
+    return texts
 
 
 def save_decoding(decoding: Decoding, directory: Path) -> None:

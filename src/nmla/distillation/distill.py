@@ -25,7 +25,7 @@ from nmla import __version__
 from nmla.data.assemble import seal, write_shards
 from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
 from nmla.data.workers import cores
-from nmla.decoding.teacher import Format, Teacher, check_teacher, identity
+from nmla.decoding.teacher import Format, Teacher, check_teacher, identity, speaks
 from nmla.errors import UsageError
 from nmla.files import publish, sha256, write_bytes, write_text
 from nmla.progress import progress_bar, say
@@ -39,6 +39,8 @@ KEPT = {
     "runaway": "the original, for the teacher did not end",
     "long": "the original, for its source is longer than the teacher can take",
 }
+
+MOST_TEACHERS = 255 - len(KEPT)  # a target's origin is a byte
 
 
 def distill(
@@ -59,9 +61,13 @@ def distill(
     target where it came from.
     """
     _check(teachers, beam_size, threads)
+    data = Corpus.load(corpus)
     for teacher in teachers:
         check_teacher(teacher, form)
-    data = Corpus.load(corpus)
+        if data.tokenizer.pretokenised and not speaks(teacher, data.tokenizer):
+            raise UsageError(
+                f"{teacher}: the teacher of a corpus that came split already must have its vocabulary, but has another"
+            )
     plan = {
         "nmla": __version__,
         "ctranslate2": ctranslate2.__version__,
@@ -70,19 +76,21 @@ def distill(
     }
     if output.exists() and not _was_made_by(plan, output):
         raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")
-    work = output.with_name(f".{output.name}.partial")
-    if output.exists() and work.exists():  # a run was killed when all but this was done
-        _clean_up(work)
+    work = output.with_name(f".{output.name}.distilled")
     with suppress(_Done), _joined(work, json.dumps(plan), output):
         try:
             _Distillation(data, teachers, work, output, beam_size, compute_type, form, threads or cores()).run()
             with _locked(work / "assemble", output):
                 _assemble(corpus, data, teachers, plan, work)
                 publish(work / "corpus", output)
-                _clean_up(work)
         except (KeyboardInterrupt, OSError):
             say(f"nmla distill: what is done is kept in {work}; the same command goes on from there")
             raise
+    _clean_up(work)  # whoever is done: one that came at the last moment may have made it again
+    if not _was_made_by(plan, output):
+        raise UsageError(
+            f"{output}: must be made by this command alone, but another has just made something else of it"
+        )
     counts: dict[str, int] = json.loads((output / MANIFEST).read_text(encoding="utf-8"))["counts"]
     return counts
 
@@ -103,6 +111,8 @@ def _was_made_by(plan: dict[str, Any], output: Path) -> bool:
 def _check(teachers: Sequence[Path], beam_size: int, threads: int | None) -> None:
     if not teachers:
         raise UsageError("there must be at least one teacher, but there is none")
+    if len(teachers) > MOST_TEACHERS:
+        raise UsageError(f"there must be at most {MOST_TEACHERS} teachers, but there are {len(teachers)}")
     for name, value in (("beam_size", beam_size), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, but is {value}")

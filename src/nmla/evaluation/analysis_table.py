@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from nmla.evaluation.analysis import Analysis, Bucket, Comparison, Example
+from nmla.evaluation.document import markdown_table
 
 FORMATS = ("tsv", "json", "markdown")
 ABSENT = "-"
@@ -92,9 +93,8 @@ def _tsv(analysis: Analysis) -> str:
 
 
 def _markdown(analysis: Analysis) -> str:
-    table = [[cell.replace("|", "\\|") for cell in cells] for cells in cells(analysis)]
-    rule = ["---", *["---:"] * (len(table[0]) - 2), "---"]
-    lines = [f"| {' | '.join(cells)} |" for cells in (table[0], rule, *table[1:])]
+    header, *numbers = cells(analysis)
+    lines = [markdown_table(header, numbers)]
     for comparison in analysis.comparisons:
         for change, examples in (("gained", comparison.gained), ("lost", comparison.lost)):
             if examples:

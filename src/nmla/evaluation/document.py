@@ -68,12 +68,17 @@ def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str]
 def _markdown(block: str | Figures | Code) -> str:
     match block:
         case Figures(header, rows, text):
-            rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
-            cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows))
-            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+            return markdown_table(header, rows, text)
         case Code(text, folded):
             return (f"{folded}:\n\n" if folded else "") + "\n".join(f"    {line}" for line in text.rstrip().split("\n"))
     return block
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
+    """Numbers stand to the right in their columns; text stands to the left, as the first column always does."""
+    rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def write_document(path: Path, title: str, sections: Sequence[Section]) -> None:

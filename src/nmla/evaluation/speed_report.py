@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 
+from nmla.evaluation.document import markdown_table
 from nmla.evaluation.report import curves
 from nmla.evaluation.speed import ALL, GROUPS, Figure, Speed
 
@@ -63,9 +64,13 @@ def _markdown(speed: Speed) -> Iterator[str]:
         on = _on(threads)
         if alone := [one for one in figures if one.batch_size == 1 and one.group == ALL]:
             yield from ("", f"## Latency: one sentence at a time, {on}", "")
-            yield from _header("system", "ms, median", "ms, 90th percentile", "speed-up")
-            for one in alone:
-                yield _row(one.system, _spread(one.medians, min, max), _spread(one.ninetieths, min, max), _speedup(one))
+            yield markdown_table(
+                ["system", "ms, median", "ms, 90th percentile", "speed-up"],
+                [
+                    [one.system, _spread(one.medians, min, max), _spread(one.ninetieths, min, max), _speedup(one)]
+                    for one in alone
+                ],
+            )
         sizes = sorted({one.batch_size for one in figures})
         whole = {(one.system, one.batch_size): one for one in figures if one.group == ALL}
         batched = [name for name in dict.fromkeys(one.system for one in figures) if (name, sizes[-1]) in whole]
@@ -75,9 +80,8 @@ def _markdown(speed: Speed) -> Iterator[str]:
             ("Speed-up", _speedup),
         ):
             yield from ("", f"## {title} by batch size, {on}", "")
-            yield from _header("system", *map(str, sizes))
-            for name in batched:
-                yield _row(name, *(cell(whole[name, size]) for size in sizes))
+            rows = [[name, *(cell(whole[name, size]) for size in sizes)] for name in batched]
+            yield markdown_table(["system", *map(str, sizes)], rows)
         yield from _by_length(speed, figures, on)
 
 
@@ -87,21 +91,13 @@ def _by_length(speed: Speed, figures: Sequence[Figure], on: str) -> Iterator[str
         for title, cell in (("Sentences a second", _sentences), ("Speed-up", _speedup)):
             yield from ("", f"## {title} by source length, batches of {size}, {on}", "")
             tokens = (f"{group}, {low} to {high} tokens" for group in GROUPS for low, high in [speed.lengths[group]])
-            yield from _header("system", *tokens)
-            for name in dict.fromkeys(system for of, system, _ in grouped if of == size):
-                yield _row(name, *(cell(grouped[size, name, group]) for group in GROUPS))
+            names = dict.fromkeys(system for of, system, _ in grouped if of == size)
+            rows = [[name, *(cell(grouped[size, name, group]) for group in GROUPS)] for name in names]
+            yield markdown_table(["system", *tokens], rows)
 
 
 def _on(threads: int) -> str:
     return f"{threads} thread" + ("s" if threads > 1 else "")
-
-
-def _header(*cells: str) -> tuple[str, str]:
-    return _row(*cells), "|---" + "|--:" * (len(cells) - 1) + "|"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _spread(

@@ -18,8 +18,8 @@ from nmla.text.lines import read_lines
 
 LINES_AT_ONCE = 128
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
-ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6)
-BETAS = (0.0, 0.5, 1.0, 2.0, 3.0)
+ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
+BETAS = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
 # Raised when what a kind of stage makes of the same settings changes, so that nothing made before is taken for it.
-VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 1, "score": 1}
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 2, "score": 1}
 FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
@@ -95,7 +95,10 @@ def corpus_hash(corpus: Path) -> str:
     """Of what a corpus holds, wherever it was made from."""
     if not (corpus / MANIFEST).is_file():
         raise UsageError(f"{corpus}: must be a corpus that nmla prepare made, but is none")
-    files = json.loads((corpus / MANIFEST).read_text(encoding="utf-8"))["files"]
+    try:
+        files = json.loads((corpus / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{corpus / MANIFEST}: must be a corpus's manifest, but: {error}") from None
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
@@ -333,6 +336,8 @@ def main() -> int:
     except NmlaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except SystemExit as stopped:
+        os._exit(int(stopped.code or 0))  # at once: CTranslate2 would first do all that it was given
     return 0
 
 

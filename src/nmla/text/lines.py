@@ -7,9 +7,12 @@ shift every later line against the other side. A "\r" before the "\n" belongs to
 import gzip
 import io
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +31,8 @@ def decode_lines(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Itera
     for number, raw in enumerate(raw_lines, start=first):
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)  # it is not text
+        if len(raw) > MAX_LINE_BYTES + 1:
+            raise too_long(name, number)
         try:
             yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
@@ -44,8 +49,7 @@ def arriving(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             yield [line + b"\n" for line in lines]
-            line = done + len(lines) + 1
-            raise DataError(f"{name}:{line}: must have at most {MAX_LINE_BYTES} bytes, but has more; split the line")
+            raise too_long(name, done + len(lines) + 1)
         if lines:
             yield [line + b"\n" for line in lines]
             done += len(lines)
@@ -53,9 +57,15 @@ def arriving(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
         yield [rest]
 
 
+def too_long(name: str, line: int) -> DataError:
+    return DataError(f"{name}:{line}: must have at most {MAX_LINE_BYTES} bytes, but has more; split the line")
+
+
 def standard_input() -> BinaryIO:
     if sys.stdin is None:
         raise UsageError("standard input must be open, but is closed")
+    with suppress(OSError, ValueError):  # what stands in for it may be no file
+        os.set_blocking(sys.stdin.fileno(), True)  # else nothing yet would be taken for the end
     return sys.stdin.buffer
 
 
@@ -66,7 +76,12 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 def read_lines(path: Path) -> list[str]:
     """All lines of a text file."""
     with open_text(path) as file:
-        return list(decode_lines(file, str(path)))
+        return list(lines_of(file, path))
+
+
+def lines_of(file: io.BufferedReader, path: Path) -> Iterator[str]:
+    """The lines of an open text file, one at a time."""
+    return decode_lines(iter(partial(bounded_line, file), b""), str(path))
 
 
 def bounded_line(file: io.BufferedReader) -> bytes:
@@ -158,7 +173,7 @@ class _Zstd:
         frame = None
         while piece := file.read(1 << 8):  # so few bytes can become 8 megabytes
             while piece:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
                 yield frame.decompress(piece)
                 piece = b""
                 if frame.eof:

@@ -123,9 +123,13 @@ class Tokenizer:
         same = self._pieces.encode(" a  a ") == [token for _ in range(2) for token in self._pieces.encode("a")]
         return apart and same and not inside
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of `ids`; PAD, BOS, EOS and BLANK are silent, and "@@" joins."""
+    def decode(self, ids: list[int], join: bool = True) -> str:
+        """The text of `ids`; PAD, BOS, EOS and BLANK are silent, and "@@" joins, unless it is to stay."""
         text = str(self._pieces.decode(ids))
+        return self.joined(text) if join else text
+
+    def joined(self, text: str) -> str:
+        """Text as :meth:`decode` gives it: what was split before it came here is whole again."""
         return _JOINER.sub("", text) if self.pretokenised else text
 
     def piece(self, token: int) -> str:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from nmla.config import Recipe, TrainConfig
 from nmla.data.corpus import Corpus
+from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, NmlaError, Stopped, UsageError
 from nmla.evaluation.score import aligned, mean_entropy, score
@@ -37,6 +38,7 @@ from nmla.training.run import begin_run, refuse_longer_first_stage
 from nmla.training.schedule import learning_rate
 
 LOG_EVERY = 10  # steps
+VALID_AT_ONCE = 512  # sentences that are translated before a signal is heard
 OVERFLOWS = 50  # fp16 steps in a row without a finite gradient, while its scale is found, that are not yet an error
 
 
@@ -143,7 +145,8 @@ class _Run:
         meter = Meter()
         with progress_bar(enabled=fabric.is_global_zero) as bar, log:
             task = bar.add_task(self.output.name, total=stage.steps, completed=self.progress.step)
-            self._validate_if_due(log, began)  # what a signal left no time for
+            self._validate_if_due(log, began, stop)  # what a signal left no time for
+            self._stop_if_asked(stop)
             while self.progress.step < stage.steps and not given_up(self.progress, stage):
                 step = self.progress.step + 1
                 taken = next(data)
@@ -158,7 +161,7 @@ class _Run:
                     log.write("train", step, seconds, **values, gradient_norm=norm, lr=learning_rate(step, stage))
                     bar.update(task, description=self._line(values["loss"], norm, values["words_per_second"]))
                 self._stop_if_asked(stop)
-                self._validate_if_due(log, began)
+                self._validate_if_due(log, began, stop)
                 if on_schedule or given_up(self.progress, stage):
                     on_one_process(fabric, self._save)
                     self.saved = step
@@ -213,18 +216,25 @@ class _Run:
         skipped = f", {self.examples.skipped} pairs skipped" if self.examples.skipped else ""
         return f"{self.output.name}: loss {loss:.3f}, gradient {norm:.2f}, {rate:,.0f} words/s{skipped}"
 
-    def _validate_if_due(self, log: Log, began: float) -> None:
-        """Translate the validation set, on one device while the others wait; keep the model if it is a good one."""
+    def _validate_if_due(self, log: Log, began: float, stop: StopSignal) -> None:
+        """Translate the validation set, on one device while the others wait; keep the model if it is a good one.
+
+        A signal ends it without a score: it is due again when the run goes on.
+        """
         step = self.progress.step
         due = step > 0 and (step % self.stage.validate_every == 0 or step == self.stage.steps)
         if due and step not in dict(self.progress.scores):
-            bleu = on_one_process(self.fabric, lambda: self._validate(log, began))
+            bleu = on_one_process(self.fabric, lambda: self._validate(log, began, stop))
+            if bleu is None:
+                return
             self.progress = replace(self.progress, scores=(*self.progress.scores, (step, bleu)))
             if step in self._best():
                 on_one_process(self.fabric, lambda: self._write_model(self.output / "best" / f"{step:09d}", step))
 
-    def _validate(self, log: Log, began: float) -> float:
-        valid = validate(Translator(self.model, self.corpus.tokenizer), self.corpus)
+    def _validate(self, log: Log, began: float, stop: StopSignal) -> float | None:
+        valid = validate(Translator(self.model, self.corpus.tokenizer), self.corpus, stop)
+        if valid is None:
+            return None
         log.write("valid", self.progress.step, time.perf_counter() - began, **valid)
         say(
             f"{self.output.name} step {self.progress.step}: valid BLEU {valid['bleu']:.1f}, chrF {valid['chrf']:.1f}, "
@@ -262,7 +272,17 @@ class _Run:
             names = ", ".join(path.name for path in kept_last)
             say(f"{self.output.name}: the model is the average of the checkpoints {names}")
             self.model.load_state_dict(average(kept_last))
-        self._write_model(self.output / "model", step)
+        if not self._is_in(self.output / "model"):  # with its tuned decoding, if it is
+            self._write_model(self.output / "model", step)
+
+    def _is_in(self, directory: Path) -> bool:
+        """Whether a model's weights are those of this one."""
+        try:
+            weights = load_model(directory)[0].state_dict()
+        except NmlaError:
+            return False
+        own = self.model.state_dict()
+        return weights.keys() == own.keys() and all(torch.equal(weights[name], own[name].cpu()) for name in own)
 
     def _write_model(self, directory: Path, step: int) -> None:
         about = {
@@ -291,10 +311,15 @@ def given_up(progress: Progress, stage: TrainConfig) -> bool:
     return sum(step > best for step, _ in progress.scores) >= stage.patience
 
 
-def validate(translator: Translator, corpus: Corpus) -> dict[str, float]:
-    """Translate the validation set as a user would, and score it."""
+def validate(translator: Translator, corpus: Corpus, stop: StopSignal | None = None) -> dict[str, float] | None:
+    """Translate the validation set as a user would, and score it; nothing if a signal comes meanwhile."""
     translator.model.eval()
-    translations = translator.translate_batch(corpus.valid_source, return_scores=True, fast=True)
+    translations: list[Translation] = []
+    for start in range(0, len(corpus.valid_source), VALID_AT_ONCE):
+        if stop is not None and stop.number:
+            return None
+        lines = corpus.valid_source[start : start + VALID_AT_ONCE]
+        translations += translator.translate_batch(lines, return_scores=True, fast=True)
     scores = score([t.text for t in translations], aligned(corpus.valid_targets))
     return {
         "bleu": scores.bleu,
