@@ -14,6 +14,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def measure(translator: Translator, lines: list[str], arpa: Path, search: BeamSe
     lengths = [len(one) for one in found]
 
     def ours() -> list[list[int]]:
-        return [one.tokens for [one] in search(padded, lengths, blank=BLANK)]
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return [of.result()[0].tokens for of in search.begin(padded, lengths, threads, BLANK, "ctc", 1)]
 
     def theirs() -> list[list[list[int]]]:
         return [peer(one) for one in found]

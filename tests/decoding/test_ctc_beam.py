@@ -148,7 +148,7 @@ def test_settings_that_cannot_be(settings, match):
 def test_outputs_that_are_no_numbers_are_refused():
     logits = torch.randn(1, 60, 50)
     logits[0, 5:, 3] = math.nan
-    with pytest.raises(DataError, match="a model's outputs must be numbers, but some are not"):
+    with pytest.raises(DataError, match="a model's outputs must be finite numbers, but some are not"):
         BeamSearch(20, 20)(logits, [60], blank=0)
     assert BeamSearch(20, 20)(logits, [5], blank=0)[0][0].tokens  # beyond the sentence anything may stand
 

@@ -12,7 +12,7 @@ by one of the likeliest tokens. Without pruning the search is exact.
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nmla.decoding.argmax import Hypothesis
 from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.translation import log_total
 from nmla.errors import DataError
 
 _NONE = -np.inf
@@ -51,31 +52,37 @@ class BeamSearch:
         self, logits: Tensor, lengths: Sequence[int], *, blank: int, collapse: str = "ctc", num_hypotheses: int = 1
     ) -> list[list[Hypothesis]]:
         """The best outputs of each sentence of ``(B, T, V)`` logits, best first, on all of torch's threads."""
-        log_probs = logits.float().log_softmax(-1)
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            found = self.begin(log_probs, lengths, threads, blank, collapse, num_hypotheses)
-            return [of.result() for of in found]
+            found = self.begin(logits.float(), lengths, threads, blank, collapse, num_hypotheses)
+            totals = list(threads.map(log_total, (logits[b, :used] for b, used in enumerate(lengths))))
+            return [
+                [replace(one, score=one.score - total, log_prob=one.log_prob - total) for one in of.result()]
+                for of, total in zip(found, totals, strict=True)
+            ]
 
     def begin(
         self,
-        log_probs: Tensor,
+        logits: Tensor,
         lengths: Sequence[int],
         threads: Executor,
         blank: int,
         collapse: str,
         num_hypotheses: int,
     ) -> list[Future[list[Hypothesis]]]:
-        """The same for log-probabilities, one piece of work a sentence, while the caller does something else."""
-        array = log_probs.contiguous().numpy()
+        """The same, one piece of work a sentence, while the caller does something else.
+
+        All paths take the same positions, so which output is best does not depend on what its position's logits sum to:
+        that is left out of the scores, and only who tells them need take it off (`log_total`).
+        """
+        array = logits.contiguous().numpy()
+        merge = collapse == "ctc"
 
         def search(b: int) -> list[Hypothesis]:
-            used = lengths[b]
-            if np.isnan(array[b, :used, blank]).any():  # then all of a position's are
-                raise DataError("a model's outputs must be numbers, but some are not: its weights are damaged")
-            found = _search(
-                array[b, :used],
+            used = array[b, : lengths[b]]
+            tops, outputs, *columns = _search(
+                used,
                 blank,
-                collapse == "ctc",
+                merge,
                 self.beam_size,
                 min(self.top_k, array.shape[-1]),
                 self.alpha,
@@ -83,11 +90,12 @@ class BeamSearch:
                 min(num_hypotheses, self.beam_size),
                 *_arrays(self.lm if self.alpha else None),
             )
-            outputs, *columns = found
+            if not len(outputs):
+                raise DataError("a model's outputs must be finite numbers, but some are not: its weights are damaged")
             hypotheses = []
             for output, length, score, log_prob, of_lm in zip(outputs, *(c.tolist() for c in columns), strict=True):
                 tokens = output[:length]
-                begins = align(array[b, :used], tokens, blank, collapse == "ctc")
+                begins = align(used, tops, tokens, blank, merge)
                 hypotheses.append(Hypothesis(tokens.tolist(), begins.tolist(), score, log_prob, of_lm))
             return hypotheses
 
@@ -133,13 +141,16 @@ def _lm_step(tokens, children, log_probs, backoffs, suffixes, state, token):  # 
 
 @numba.njit(nogil=True, cache=True)
 def _top(row, k, blank, tokens):  # type: ignore[no-untyped-def]
-    """Fill `tokens` with the k tokens of the highest scores but the blank, best first; returns how many there are."""
+    """Fill `tokens` with the k tokens of the highest scores but the blank, best first; returns how many there are, or
+    -1 if one is no number."""
     count = 0
     least = _NONE
     for v in range(len(row)):
         score = row[v]
         if (count == k and score <= least) or v == blank or score == _NONE:
             continue
+        if not score < np.inf:  # nor for NaN
+            return -1
         at = count if count < k else k - 1
         while at > 0 and row[tokens[at - 1]] < score:
             tokens[at] = tokens[at - 1]
@@ -222,11 +233,18 @@ def _search(  # type: ignore[no-untyped-def]
     c_token, c_state = np.zeros(room, np.int64), np.zeros(room, np.int64)
     c_blank, c_in_token, c_lm, c_score = np.zeros(room), np.zeros(room), np.zeros(room), np.zeros(room)
     heap = np.zeros(beam_size)
+    chosen, postponed = np.zeros(beam_size, np.int64), np.zeros(room, np.int64)
     likely = np.zeros(top_k, np.int64)
+    tops = np.zeros(positions)  # the highest of each position
 
     for t in range(positions):
         row = log_probs[t]
         count, filled = 0, 0
+        found = _top(row, top_k, blank, likely)
+        tops[t] = max(row[blank], row[likely[0]]) if found > 0 else row[blank]
+        if found < 0 or not -np.inf < tops[t] < np.inf:
+            size = 0
+            break
         for i in range(size):
             where[beam[i]] = i
         # Those that stay: by a blank, by their last token again, or grown out of a shorter one that is in the beam too.
@@ -252,7 +270,6 @@ def _search(  # type: ignore[no-untyped-def]
                 filled = _sift(heap, filled, c_score[count])
                 count += 1
         # Those that grow. A language model only takes away, so what is below the beam without it is below it with it.
-        found = _top(row, top_k, blank, likely)
         for i in range(size):
             node = beam[i]
             both = _add(in_blank[i], in_token[i])
@@ -288,22 +305,34 @@ def _search(  # type: ignore[no-untyped-def]
                 count += 1
         for i in range(size):
             where[beam[i]] = -1
-        # The best of both, in the order in which they came, are the next beam.
-        threshold = heap[0] if filled == beam_size else _NONE
-        above = 0
+        # The best of both are the next beam. If not all can stay, then of those that the future treats alike, for they
+        # end in the same token and the language model remembers no more of them, one: else the beam would fill with
+        # variants of what is long past. But those that may be told stay.
         for c in range(count):
-            above += c_score[c] > threshold
-        ties = filled - above
-        kept = 0
+            if c_node[c] >= 0:
+                c_token[c], c_state[c] = token[c_node[c]], state[c_node[c]]
+        order = np.argsort(-c_score[:count], kind="mergesort")
+        kept, later = 0, 0
+        for place, c in enumerate(order):
+            alike = False
+            if count > beam_size and place >= wanted:
+                for k in range(kept):
+                    alike |= c_token[chosen[k]] == c_token[c] and c_state[chosen[k]] == c_state[c]
+            if alike:
+                postponed[later] = c
+                later += 1
+            else:
+                chosen[kept] = c
+                kept += 1
+            if kept == beam_size:
+                break
+        for k in range(min(later, beam_size - kept)):
+            chosen[kept + k] = postponed[k]
+        kept = min(kept + later, beam_size)
         next_beam = np.zeros(beam_size, np.int64)
         next_blank, next_token = np.full(beam_size, _NONE), np.full(beam_size, _NONE)
-        for c in range(count):
-            if c_score[c] < threshold:
-                continue
-            if c_score[c] == threshold and threshold > _NONE:
-                if ties == 0:
-                    continue
-                ties -= 1
+        for place in range(kept):
+            c = chosen[place]
             node = c_node[c]
             if node < 0:
                 node, before = nodes, c_parent[c]
@@ -311,10 +340,7 @@ def _search(  # type: ignore[no-untyped-def]
                 parent[node], token[node], length[node] = before, c_token[c], length[before] + 1
                 state[node], lm_score[node] = c_state[c], c_lm[c]
                 sibling[node], eldest[before] = eldest[before], node
-            next_beam[kept], next_blank[kept], next_token[kept] = node, c_blank[c], c_in_token[c]
-            kept += 1
-            if kept == beam_size:  # more could only come by a language model that says NaN
-                break
+            next_beam[place], next_blank[place], next_token[place] = node, c_blank[c], c_in_token[c]
         beam, in_blank, in_token, size = next_beam, next_blank, next_token, kept
 
     # At the end the best are weighed again, by all their paths and not only those that were followed.
@@ -342,14 +368,14 @@ def _search(  # type: ignore[no-untyped-def]
         while node != 0:
             outputs[c, length[node] - 1] = token[node]
             node = parent[node]
-        masses[c] = max(_log_prob(log_probs, outputs[c, : lengths[c]], blank, merge), followed[i])
+        masses[c] = max(_log_prob(log_probs, tops, outputs[c, : lengths[c]], blank, merge), followed[i])
         weighed[c] = masses[c] + alpha * of_lm[i] + beta * np.log(max(lengths[c], 1))
     best = np.argsort(-weighed, kind="mergesort")[:wanted]
-    return outputs[best], lengths[best], weighed[best], masses[best], of_lm[first][best]
+    return tops, outputs[best], lengths[best], weighed[best], masses[best], of_lm[first][best]
 
 
 @numba.njit(nogil=True, cache=True)
-def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped-def]
+def _lattice(log_probs, tops, tokens, blank, merge, moves):  # type: ignore[no-untyped-def]
     """What paths to these tokens have at the end, in each state (a blank, a token, a blank, ...): their mass, or, with
     ``(T, S)`` moves to fill, that of the best path, which they tell; and the logarithm of the scale it is told in.
 
@@ -364,7 +390,7 @@ def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped
         low, high = max(states - 2 * (positions - t), 0), min(2 * (t + 1), states)
         for s in range(max(low - 2, 0), low):
             after[s] = 0.0
-        of_blank = np.exp(log_probs[t, blank])
+        of_blank = np.exp(log_probs[t, blank] - tops[t])
         top = 0.0
         for s in range(low, high):
             own = s % 2 == 1
@@ -379,8 +405,9 @@ def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped
                         mass += before[s - step]
                     elif before[s - step] > mass:
                         mass, moves[t, s] = before[s - step], step
-            after[s] = mass * (np.exp(log_probs[t, tokens[s // 2]]) if own else of_blank)
+            after[s] = mass * (np.exp(log_probs[t, tokens[s // 2]] - tops[t]) if own else of_blank)
             top = max(top, after[s])
+        scale += tops[t]
         if top > 0:
             after[low:high] /= top
             scale += np.log(top)
@@ -389,24 +416,24 @@ def _lattice(log_probs, tokens, blank, merge, moves):  # type: ignore[no-untyped
 
 
 @numba.njit(nogil=True, cache=True)
-def _log_prob(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
+def _log_prob(log_probs, tops, tokens, blank, merge):  # type: ignore[no-untyped-def]
     """The logarithm of the probability of all paths that collapse to these tokens."""
     if log_probs.shape[0] == 0:
         return 0.0 if len(tokens) == 0 else _NONE
-    ends, scale = _lattice(log_probs, tokens, blank, merge, np.zeros((0, 0), np.int8))
+    ends, scale = _lattice(log_probs, tops, tokens, blank, merge, np.zeros((0, 0), np.int8))
     mass = ends[0] if len(tokens) == 0 else ends[-1] + ends[-2]
     return np.log(mass) + scale if mass > 0 else _NONE
 
 
 @numba.njit(nogil=True, cache=True)
-def align(log_probs, tokens, blank, merge):  # type: ignore[no-untyped-def]
+def align(log_probs, tops, tokens, blank, merge):  # type: ignore[no-untyped-def]
     """Where each token begins on the most probable path of all that collapse to these tokens (Viterbi)."""
     positions, states = log_probs.shape[0], 2 * len(tokens) + 1
     begins = np.zeros(len(tokens), np.int64)
     if positions == 0 or len(tokens) == 0:
         return begins
     moves = np.zeros((positions, states), np.int8)
-    ends, _ = _lattice(log_probs, tokens, blank, merge, moves)
+    ends, _ = _lattice(log_probs, tops, tokens, blank, merge, moves)
     s = states - 1 if ends[-1] > ends[-2] else states - 2
     for t in range(positions - 1, -1, -1):
         if s % 2 == 1:

@@ -13,7 +13,7 @@ from nmla.config import Decoding, ModelConfig
 from nmla.data.batching import pad
 from nmla.decoding.argmax import Hypothesis, argmax_decode
 from nmla.decoding.ngram_lm import NgramLM
-from nmla.decoding.translation import Token, Translation, batches, entropy
+from nmla.decoding.translation import Token, Translation, batches, entropy, log_total
 from nmla.models.fixed_length import FixedLengthTransformer
 from nmla.models.transformer import ParallelTransformer, copied_state
 from nmla.text.tokenizer import BLANK, PAD, Tokenizer
@@ -58,7 +58,8 @@ class ParallelDecoder:
                     continue
                 logits, lengths = self._logits(source, source_lengths, len(rows))
                 for of, settings in zip(done, tried, strict=True):
-                    searching.append((of, rows, self._decode(logits, lengths, source_lengths, settings, lm, threads)))
+                    own = logits.clone() if len(tried) > 1 else logits
+                    searching.append((of, rows, self._decode(own, lengths, source_lengths, settings, lm, threads)))
                     if len(searching) > 2 * torch.get_num_threads():  # each holds its probabilities
                         finish()
             while searching:
@@ -99,27 +100,23 @@ class ParallelDecoder:
         lm: NgramLM | None,
         threads: Executor,
     ) -> Found:
-        """Begin to decode; what is returned waits for the end of it."""
+        """Begin to decode; what is returned waits for the end of it. The logits are not as they were then."""
         collapse, used = self.model.config.family, lengths.tolist()
         places = list(zip(used, source_lengths.tolist()[: len(used)], strict=True))
-        blank = logits[..., BLANK].clone()
         logits[..., BLANK] -= settings.blank_penalty
-        try:
-            if settings.beam_size == 1:
-                found = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
-                rows = zip(found, logits, places, strict=True)
-                told = [self._told([of], row[:used], source, settings) for of, row, (used, source) in rows]
-                return lambda: told
-            log_probs = logits.log_softmax(-1).cpu()
-        finally:
-            logits[..., BLANK] = blank  # for who decodes them again
+        if settings.beam_size == 1:
+            found = argmax_decode(logits, lengths, blank=BLANK, collapse=collapse)
+            rows = zip(found, logits, places, strict=True)
+            told = [self._told([of], row[:used], source, settings) for of, row, (used, source) in rows]
+            return lambda: told
         from nmla.decoding.ctc_beam import BeamSearch  # numba takes its time to load
 
         search = BeamSearch(settings.beam_size, settings.top_k, settings.alpha, settings.beta, lm)
-        begun = search.begin(log_probs, used, threads, BLANK, collapse, settings.num_hypotheses)
+        logits = logits.cpu()
+        begun = search.begin(logits, used, threads, BLANK, collapse, settings.num_hypotheses)
         return lambda: [
             self._told(of.result(), row[:used], source, settings)
-            for of, row, (used, source) in zip(begun, log_probs, places, strict=True)
+            for of, row, (used, source) in zip(begun, logits, places, strict=True)
         ]
 
     def _of_several_lengths(self, source_BS: Tensor, source_lengths_B: Tensor, settings: Decoding) -> list[Translation]:
@@ -149,11 +146,12 @@ class ParallelDecoder:
             return Translation(texts[0], alternatives=tuple(map(Translation, texts[1:])), positions=used)
         probs_TV = logits_TV.softmax(-1)
         path = float(probs_TV.amax(-1).log().sum())
+        total = log_total(logits_TV) if settings.beam_size > 1 else 0.0  # which a search leaves in
         blanks = int((logits_TV.argmax(-1) == BLANK).sum())
         translations = [
             Translation(
                 text,
-                of.score if settings.beam_size > 1 else path,
+                of.score - total if settings.beam_size > 1 else path,
                 self._tokens(of, probs_TV, source_tokens),
                 entropy=entropy(probs_TV),
                 positions=used,

@@ -38,6 +38,11 @@ def entropy(probs_TV: Tensor) -> float:
     return float(torch.special.entr(probs_TV).sum())
 
 
+def log_total(logits_TV: Tensor) -> float:
+    """The logarithm of what all paths have together: of logits, unlike probabilities, that is not 0."""
+    return float(logits_TV.float().logsumexp(-1).double().sum()) if len(logits_TV) else 0.0
+
+
 def batches(lengths: list[int], settings: Decoding, cost: Callable[[int], int]) -> Iterator[list[int]]:
     """Rows of like length together, so that little is padding."""
     batch: list[int] = []
