@@ -8,11 +8,13 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmla.decoding import lm_counts
 from nmla.decoding.arpa import convert_lm
+from nmla.decoding.ctc_beam import BeamSearch
 from nmla.decoding.lm_train import train_lm
 from nmla.decoding.ngram_lm import MAGIC, NEVER, NgramLM
 from nmla.errors import DataError, UsageError
@@ -294,6 +296,15 @@ def test_score_is_of_the_whole_sentence(tmp_path):
     expected = -0.3 + (-0.01 - 0.2) + -0.1 + (-0.0625 - 1.5)
     assert arpa(tmp_path).score([A, B, C]) == pytest.approx(expected * math.log(10), rel=1e-6)
     assert arpa(tmp_path).score([]) == pytest.approx((-0.5 - 1.5) * math.log(10), rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [2, 4])
+def test_search_scores_as_the_model_does(tmp_path, order):
+    lm = estimate(random_lines(3, 200), tmp_path, order)
+    torch.manual_seed(order)
+    for of_one in BeamSearch(20, 5, 0.7, 1.0, lm)(torch.randn(6, 12, TOKENIZER.vocab_size), [12] * 6, blank=BLANK):
+        for found in of_one:
+            assert found.lm_log_prob == pytest.approx(lm.score(found.tokens), abs=1e-5)
 
 
 def test_words_of_another_vocabulary_are_told(tmp_path, capfd):

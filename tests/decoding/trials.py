@@ -6,6 +6,7 @@
 """
 
 import argparse
+import itertools
 import random
 import subprocess
 import sys
@@ -63,18 +64,23 @@ def kept_lines(model: Path, strings: int) -> tuple[int, int]:
     return text.count(b"\n"), done.stdout.count(b"\n")
 
 
-def memory_of_a_long_input(model: Path, line: bytes, total: int) -> list[int]:
+def long_input(lines: list[str]) -> Iterator[bytes]:
+    """Blank lines, which pass at once, and among them sentences, each with words that never came before."""
+    for number in itertools.count():
+        sentence = f"{lines[number % len(lines)]} {number:x} w{number * 7919:x}\n"
+        yield (b" " * 200_000 + b"\n" if number % 20 == 0 else b"") + sentence.encode()
+
+
+def memory_of_a_long_input(model: Path, lines: Iterator[bytes], total: int) -> list[int]:
     """Megabytes that `nmla translate` holds at each tenth of an input of `total` bytes."""
     command = [sys.executable, "-m", "nmla.cli", "translate", "--model", str(model)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stdin is not None
     held = []
-    block = line * max((1 << 20) // len(line), 1)
     written = 0
     for tenth in range(1, 11):
         while written < total * tenth / 10:
-            process.stdin.write(block)
-            written += len(block)
+            written += process.stdin.write(next(lines))
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
         held.append(int(status.split("VmRSS:")[1].split()[0]) // 1024)
         print(f"{written >> 20} MiB, {held[-1]} MiB held", file=sys.stderr, flush=True)
@@ -99,9 +105,7 @@ def main() -> None:
     if args.strings:
         print("{} random lines in, {} out".format(*kept_lines(args.model, args.strings)))
     if args.gigabytes:
-        # Blank lines pass at once; a sentence among them now and then.
-        line = b" " * 200_000 + b"\n" + lines[0].encode() + b"\n"
-        held = memory_of_a_long_input(args.model, line, int(args.gigabytes * (1 << 30)))
+        held = memory_of_a_long_input(args.model, long_input(lines), int(args.gigabytes * (1 << 30)))
         print(f"{args.gigabytes:g} GiB: {held[0]} MiB held after a tenth, {held[-1]} at the end")
 
 
