@@ -145,5 +145,5 @@ def test_learned_positions_leave_room_for_the_translation(tokenizer):
 
 
 def test_beam_size_must_be_possible(tokenizer):
-    with pytest.raises(UsageError, match="beam_size must be at least 1, but is 0"):
+    with pytest.raises(UsageError, match="beam_size must be a whole number of at least 1, but is 0"):
         Translator(build(tokenizer), tokenizer).translate_batch(["1"], beam_size=0)

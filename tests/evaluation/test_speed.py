@@ -342,7 +342,7 @@ def test_search_that_is_asked_for(models):
         ({"lm": lm, "beam_size": 1}, "plain: a language model and weights are for a search, but beam_size is 1"),
         ({"alpha": 0.5}, "plain: a language model and weights are for a search, but beam_size is 1"),
         ({"beam_size": 3, "alpha": 0.5}, "alpha must be 0 without a language model, but is 0.5"),
-        ({"beam_size": 0}, "beam_size must be at least 1, but is 0"),
+        ({"beam_size": 0}, "beam_size must be a whole number of at least 1, but is 0"),
     ):
         with pytest.raises(UsageError, match=message):
             names(**search)

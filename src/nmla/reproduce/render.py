@@ -179,7 +179,7 @@ def _command(row: str, way: str, stage: Stage, result: dict[str, Any], root: Pat
         if (value := result["decoding"][name]) != getattr(Decoding(), name):
             command += [f"--{name.replace('_', '-')}", f"{value:g}"]
     for name, file in (("lm", "lm.lm"), ("teacher", "model")):
-        if name in stage.inputs:
+        if name in stage.inputs and (name != "lm" or result["decoding"]["alpha"]):  # which may have been tuned to none
             command += [f"--{name}", str(stage.inputs[name].directory(root) / file)]
     return f"{shlex.join(command)}  # {row}, {way}"
 
