@@ -68,7 +68,7 @@ def long_input(lines: list[str]) -> Iterator[bytes]:
     """Blank lines, which pass at once, and among them sentences, each with words that never came before."""
     for number in itertools.count():
         sentence = f"{lines[number % len(lines)]} {number:x} w{number * 7919:x}\n"
-        yield (b" " * 200_000 + b"\n" if number % 20 == 0 else b"") + sentence.encode()
+        yield (b" " * 200_000 + b"\n" if number % 4 == 0 else b"") + sentence.encode()
 
 
 def memory_of_a_long_input(model: Path, lines: Iterator[bytes], total: int) -> list[int]:
