@@ -60,7 +60,7 @@ class ParallelDecoder:
                 for of, settings in zip(done, tried, strict=True):
                     own = logits.clone() if len(tried) > 1 else logits
                     searching.append((of, rows, self._decode(own, lengths, source_lengths, settings, lm, threads)))
-                    if len(searching) > 2 * torch.get_num_threads():  # each holds its probabilities
+                    if len(searching) > 2 * torch.get_num_threads():  # each holds its logits
                         finish()
             while searching:
                 finish()
