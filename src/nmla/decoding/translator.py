@@ -31,7 +31,7 @@ LINES_AT_ONCE = 1024  # of a stream: enough for full batches, few enough for fla
 SENTENCE_ENDS, CLAUSE_ENDS = (".", "!", "?", "…"), (",", ";", ":", "–", "—")  # before a space
 WIDE_SENTENCE_ENDS, WIDE_CLAUSE_ENDS = ("。", "！", "？"), ("，", "；", "：", "、")  # after which there need be none
 CLOSING = "\"'”’»›)]}」』）▁"  # may follow the end of a sentence
-ONE_STRING = UsageError("the texts must be a list of strings, but are one string; translate() takes one")
+ONE_STRING = "the texts must be a list of strings, but are one string; translate() takes one"
 
 
 class Translator(ModelHubMixin):
@@ -56,6 +56,8 @@ class Translator(ModelHubMixin):
         self.decoding = decoding or Decoding()  # what is done unless a call says otherwise
         self.lm = lm  # for beam search
         self.teacher = teacher  # chooses among the `beam_size` translations that are found
+        if teacher is not None and teacher.pretokenised and not tokenizer.pretokenised:
+            raise UsageError("the teacher of a model for raw text must take raw text, but wants it split already")
         if isinstance(model, AutoregressiveTransformer):
             self._sequential = SequentialDecoder(model, tokenizer)
         else:
@@ -159,7 +161,7 @@ class Translator(ModelHubMixin):
     def translate_iterable(self, texts: Iterable[str], **options: Any) -> Iterator[Translation]:
         """Translations of a stream of any length, in order, some lines at a time."""
         if isinstance(texts, str):
-            raise ONE_STRING
+            raise UsageError(ONE_STRING)
         stream = iter(texts)
         while lines := list(islice(stream, LINES_AT_ONCE)):
             yield from self.translate_batch(lines, **options)
@@ -267,7 +269,7 @@ class Translator(ModelHubMixin):
 
 def _checked_texts(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
-        raise ONE_STRING
+        raise UsageError(ONE_STRING)
     texts = list(texts)
     for number, text in enumerate(texts, start=1):
         try:

@@ -44,13 +44,13 @@ def tune_model(
     translator = Translator.load(model, lm)
     translator.decoding = Decoding()
     tried = tune(translator, sources, references, beam_size=beam_size)
+    if image is not None:  # first: if it cannot be written, the model stays as it is
+        write_text(image, picture(tried))
     if tried[0].decoding.alpha and lm is not None and translator.lm is not None:
         aside = model / f".{LANGUAGE_MODEL}"
         translator.lm.save(aside, translator.tokenizer)
         aside.replace(model / LANGUAGE_MODEL)
     save_decoding(tried[0].decoding, model)
-    if image is not None:
-        write_text(image, picture(tried))
     return tried
 
 
