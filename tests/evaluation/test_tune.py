@@ -61,6 +61,14 @@ def test_search_is_tuned_with_the_language_model(copy_run, lines, lm):
     assert "BLEU, no search" in "".join(svg.itertext())
 
 
+def test_the_weight_of_the_length_goes_on_while_the_last_is_the_best(copy_run, lines):
+    translator = nmla.load(copy_run / "train" / "model")
+    tried = tune(translator, lines, [lines], beam_size=4, penalties=(0.0,), betas=(-30.0, -20.0))
+    assert {one.decoding.beta for one in tried if one.decoding.beam_size > 1} == {-30.0, -20.0, 0.0, 40.0}
+    assert tried[0].decoding.beta == 0
+    ElementTree.fromstring(picture(tried))
+
+
 def test_command_keeps_what_it_found(copy_run, digits, lm, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(copy_run / "train" / "model", model)

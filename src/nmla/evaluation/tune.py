@@ -19,7 +19,7 @@ from nmla.text.lines import read_lines
 LINES_AT_ONCE = 128
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 ALPHAS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
-BETAS = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
+BETAS = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)  # and beyond, while the best is the last
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def tune(
     """All settings that were tried, best first by BLEU; of equals the one nearest to none at all.
 
     Without a search (`beam_size` 1) only the blank penalty is there to tune. With one, its weights are tuned too: the
-    blank penalty is tuned without search first, and of it only that best and none are tried with it.
+    blank penalty is tuned without search first, and of it only that best and none are tried with it. While the best has
+    the last weight of the length, `betas` go on, by steps that double.
     """
     if beam_size < 1:
         raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
@@ -79,15 +80,18 @@ def tune(
         best = _sorted(tried)[0].decoding.blank_penalty
         if translator.lm is None:
             alphas = (0.0,)
-        tried += _try(
-            translator,
-            sources,
-            references,
-            [
+        searched: list[Tried] = []
+        more = betas = list(betas)
+        while more:
+            grid = [
                 replace(base, beam_size=beam_size, blank_penalty=penalty, alpha=alpha, beta=beta)
-                for penalty, alpha, beta in product(dict.fromkeys((0.0, best)), alphas, betas)
-            ],
-        )
+                for penalty, alpha, beta in product(dict.fromkeys((0.0, best)), alphas, more)
+            ]
+            searched = _sorted(searched + _try(translator, sources, references, grid))
+            at_edge = len(betas) > 1 and searched[0].decoding.beta == betas[-1]
+            more = [betas[-1] + 2 * (betas[-1] - betas[-2])] if at_edge else []
+            betas = [*betas, *more]
+        tried += searched
     return [replace(one, decoding=replace(one.decoding, fast=fast)) for one in _sorted(tried)]
 
 

@@ -26,7 +26,7 @@ from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
 # Raised when what a kind of stage makes of the same settings changes, so that nothing made before is taken for it.
-VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 2, "score": 1}
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 1}
 FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
