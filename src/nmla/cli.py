@@ -282,6 +282,7 @@ COMMANDS = {
         {
             "table": {"type": Path, "help": "a YAML file: rows, each a recipe, and the test set"},
             "--jobs": {"type": int, "default": 1, "help": "stages that run at once, sharing the cores (default: 1)"},
+            "--so-far": {"action": "store_true", "help": "make nothing, show what is done"},
         },
     ),
     "lm train": Command(
@@ -327,7 +328,7 @@ COMMANDS = {
             "--baseline": {
                 "metavar": "NAME",
                 "help": "what all are compared with, as the table calls it (default: the first autoregressive model "
-                "with beam 5 in float32, or else the first system)",
+                "with beam 5 in int8, or else the first system)",
             },
             "--batch-sizes": {**NUMBERS, "default": (1, 8, 32, 100, 400), "help": "(default: 1 8 32 100 400)"},
             "--threads": {**NUMBERS, "default": (1, 2), "help": "how many work on a batch (default: 1 2)"},

@@ -1,6 +1,7 @@
 """What each command does with its arguments. Nothing heavy is imported until one runs."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,27 +112,36 @@ def run_score(args: argparse.Namespace) -> None:
         raise UsageError(f"--{of_models[0].replace('_', '-')} is for what a model does, but there is no --model")
     if args.meteor_jar is not None and args.meteor is None:
         raise UsageError("--meteor-jar must come with --meteor LANGUAGE, but does not")
-    references = [read_lines(path) for path in args.reference]
-    baseline = read_lines(args.baseline) if args.baseline else None
+    if args.meteor is not None:
+        from nmla.evaluation.meteor import find_meteor, meteor
+
+        find_meteor(args.meteor, args.meteor_jar)
+
+    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, table
+
+    compared = [
+        (str(path), read_lines(path)) for path in (*args.reference, *([args.baseline] if args.baseline else []))
+    ]
+    references = [lines for _, lines in compared[: len(args.reference)]]
+    baseline = compared[-1][1] if args.baseline else None
     entropy = None
     if args.model is not None:
         from nmla.evaluation.score import mean_entropy
 
-        translations = _translator(args).translate_batch(read_lines(args.source), **_decoding(args), return_scores=True)
+        sources = read_lines(args.source)
+        check_parallel(sources, compared)  # before the long work
+        translator = _translator(args)
+        if args.tokenised and not translator.tokenizer.pretokenised:
+            raise UsageError("--tokenised needs outputs that are split into tokens, but this model writes plain text")
+        translations = translator.translate_batch(sources, **_decoding(args), return_scores=True)
         hypotheses = [translation.text for translation in translations]
         entropy = mean_entropy(translations)
     else:
         hypotheses = list(decode_lines(standard_input(), "stdin"))
-
-    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, table
-
-    others = [*zip(map(str, args.reference), references, strict=True)]
-    check_parallel(hypotheses, [*others, *([(str(args.baseline), baseline)] if baseline is not None else [])])
+        check_parallel(hypotheses, compared)
     samples = SAMPLES if args.intervals or baseline is not None else 0
     measured = measure(hypotheses, references, baseline=baseline, samples=samples, tokenised=args.tokenised)
     if args.meteor is not None:
-        from nmla.evaluation.meteor import meteor
-
         measured.append(meteor(hypotheses, references, args.meteor, args.meteor_jar))
     if entropy is not None:
         measured.append(Measured("entropy", entropy, "nats per output position"))
@@ -192,8 +202,10 @@ def run_report(args: argparse.Namespace) -> None:
         check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
         test = {"sources": sources, "references": references, "examples": args.examples}
         test["systems"] = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
-        files = f"--source {args.source} " + " ".join(f"--reference {path}" for path in args.reference)
-        test["commands"] = [f"nmla score --model {run.directory / 'model'} {files}" for run in runs]
+        files = ["--source", args.source, *(of for path in args.reference for of in ("--reference", path))]
+        named = [of for run in runs for of in ("--system", f"{run.name}={run.directory / 'model'}")]
+        scored = [["nmla", "score", "--model", run.directory / "model", *files] for run in runs]
+        test["commands"] = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named], *scored)]
     write_document(args.output, args.title, report(runs, **test))
     print(args.output)
 
@@ -201,7 +213,7 @@ def run_report(args: argparse.Namespace) -> None:
 def run_reproduce(args: argparse.Namespace) -> None:
     from nmla.reproduce.run import reproduce
 
-    print(reproduce(args.table, args.jobs), end="")
+    print(reproduce(args.table, args.jobs, args.so_far), end="")
 
 
 def run_average(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import zstandard
 
 from nmla.data import assemble, pairs
 from nmla.data import prepare as module
-from nmla.data.corpus import Corpus
+from nmla.data.corpus import Corpus, content_hash
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import HEADLINE, generate
 from nmla.data.workers import Workers
@@ -163,6 +163,19 @@ def test_every_bad_pair_is_counted_listed_and_told(tmp_path, tokenizer, pair, ca
 
 def content_names(directory: Path):
     return sorted(path.name for path in directory.iterdir())
+
+
+def test_content_hash_is_the_same_wherever_the_text_lay(tmp_path, tokenizer):
+    """Though what was dropped is listed with its file."""
+    hashes = []
+    for name, last in (("here", "c"), ("there", "c"), ("other", "d")):
+        (tmp_path / name).mkdir()
+        files = write_pair(tmp_path / name, [("a b", "a b"), ("", "b"), ("c", last)])
+        prepare(train=[files], valid=[files], output=tmp_path / name / "corpus", tokenizer=tokenizer)
+        hashes.append(content_hash(tmp_path / name / "corpus"))
+    assert hashes[0] == hashes[1] != hashes[2]
+    with pytest.raises(UsageError, match="must be a corpus that nmla prepare made, but is none"):
+        content_hash(tmp_path)
 
 
 def test_only_the_first_dropped_are_told_but_all_are_listed(tmp_path, tokenizer, pair, capsys):

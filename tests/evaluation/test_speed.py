@@ -304,13 +304,13 @@ def test_every_way_to_decode_is_a_system(models, digits):
     ]
     assert {system.name for system in systems if system.alone} == {f"{name}, default mode" for name in ours}
     assert {system.name for system in systems if system.reference} == {
-        f"{of} beam 5 float32" for of in ("teacher", "foreign")
+        f"{of} beam 5 int8" for of in ("teacher", "foreign")
     }
     lines = (digits / "valid.txt").read_text().splitlines()
     texts = choose_sentences(lines, 7, systems)
     assert [system.length("1 2 3") for system in systems] == [6] * len(systems)
     speed = measure_speed(systems, texts, batch_sizes=[1, 2], threads=[1], turns=1, clock=itertools.count().__next__)
-    assert speed.baseline == "teacher beam 5 float32"
+    assert speed.baseline == "teacher beam 5 int8"
     assert figure(speed, "foreign greedy int8", 1).seconds == (7,)
     assert figure(speed, "foreign greedy int8", 2).seconds == (1,)
 

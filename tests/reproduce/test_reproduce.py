@@ -1,20 +1,26 @@
 """A small table, made for real: its stages run in processes of their own."""
 
+import hashlib
+import html
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from nmla.cli import main
-from nmla.config import load_recipe
+from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
+from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
 from nmla.reproduce.run import reproduce
-from nmla.reproduce.stages import Stage, as_json, from_json, stages, training
+from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, run, stages, training
 from nmla.reproduce.table import load_table
 
 TABLE = """
@@ -69,17 +75,75 @@ def test_table_has_every_row_with_its_command(made, digits, capsys):
     assert "± " in next(line for line in text.split("\n") if line.startswith("| CTC |"))  # two seeds
     told = json.loads((path.parent / "out" / "table.json").read_text())
     for way in ("argmax", "tuned beam"):
-        command = next(line for line in text.split("\n") if line.endswith(f"# NMLA, {way}"))
+        command = next(line for line in text.split("\n") if line.endswith(f"# NMLA, {way}, seed 1"))
         assert main(command.split("#")[0].split()[1:]) == 0
         printed = {line.split("\t")[0]: line.split("\t")[1] for line in capsys.readouterr().out.strip().split("\n")}
         (own,) = [of for of in told if (of["row"], of["way"]) == ("NMLA", way)]
         assert printed["BLEU"] == f"{own['BLEU']:.2f}"
         assert printed["entropy"] == f"{own['entropy']:.3f}"
         assert len(own["steps"]) == 2
+    assert sum("# CTC, argmax, seed" in line for line in text.split("\n")) == 2
     page = (path.parent / "out" / "table.html").read_text()
     for heading in ("The table", "Trainings", "On the test set", "What each position wants to say", "How it was made"):
         assert f"<h2>{heading}</h2>" in page
     assert "perplexity" in page
+
+
+def test_differences_are_what_their_command_prints(made, capsys):
+    """In every way, against the baseline's first."""
+    table = made[1].split("| BLEU beyond CTC, argmax |")[1].split("\n\n")[0].split("\n")
+    assert table[0] == " argmax | tuned beam | beam |"
+    cells = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in table[2:]}
+    assert [*cells] == ["teacher", "CTC continued", "NMLA"]
+    command = next(line for line in made[1].split("\n") if line.endswith("# NMLA, tuned beam, seed 1"))
+    assert main([*command.split("#")[0].split()[1:], "--format", "json"]) == 0
+    (bleu,) = [of for of in json.loads(capsys.readouterr().out) if of["name"] == "BLEU"]
+    low, high = bleu["difference_interval"]
+    assert cells["NMLA"][1] == f"{bleu['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def test_analysis_of_the_page_is_what_its_command_prints(made, capsys):
+    path, _ = made
+    page = html.unescape((path.parent / "out" / "table.html").read_text())
+    command = re.search("nmla analyse .*?(?=</pre>)", page)[0]
+    assert main([*shlex.split(command)[1:], "--format", "markdown"]) == 0
+    printed = [
+        line for line in capsys.readouterr().out.split("\n") if line.startswith(("| BLEU", "| n-gram", "| perp"))
+    ]
+    assert printed
+    cells = [[*map(html.unescape, re.findall("<td>(.*?)</td>", row))] for row in page.split("<tr>")]
+    for line in printed:
+        assert line.strip("| ").replace("\\|", "|").split(" | ") in cells
+
+
+def test_what_the_model_was_tuned_to_since_changes_nothing(made, tmp_path):
+    path, text = made
+    shutil.copytree(path.parent / "out", tmp_path / "out")
+    for model in tmp_path.glob("out/stages/ctc-ctc-*/model"):
+        (model / "decoding.json").write_text('{"blank_penalty": -30.0}')
+    for scored in tmp_path.glob("out/stages/scored-*"):
+        shutil.rmtree(scored)
+    path = Path(shutil.copy(path, tmp_path))
+    shutil.copy(made[0].parent / "recipe.yaml", tmp_path)
+    path.write_text(path.read_text().replace(str(made[0].parent / "out"), str(tmp_path / "out")))
+    assert numbers(reproduce(path)) == numbers(text)
+
+
+def numbers(text):
+    return [line for line in text.split("\n") if line.startswith("|")]
+
+
+def test_what_is_done_so_far_can_be_shown(made, digits, tmp_path, capsys):
+    path, text = made
+    table = path.with_name("more.yaml")
+    table.write_text(path.read_text() + "- {name: Later, overrides: [finetune.steps=77]}\n")
+    assert main(["reproduce", str(table), "--so-far"]) == 0
+    shown = capsys.readouterr().out
+    assert numbers(shown) == numbers(text)
+    assert "\nNot run yet: Later.\n" in shown
+    with pytest.raises(UsageError, match="some of the table must be done to show it so far, but nothing is"):
+        reproduce(write_table(tmp_path, digits), so_far=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_rows_share_stages_and_nothing_is_done_twice(made):
@@ -130,6 +194,45 @@ def test_teachers_are_stages_of_their_own(digits, tmp_path):
     assert one[0].key != many[0].key
     kinds = {stage.key: stage.kind for stage in one[0].needed()}
     assert [*kinds.values()] == ["train", "distill", "train", "train"]
+
+
+def test_a_teachers_student_is_made_and_scored(digits, tmp_path, capsys):
+    """Teacher, its translations, a model of them whose lengths the teacher chooses among."""
+    path = write_table(tmp_path, digits, ("families: [autoregressive]", "teacher: true, families: [fixed_length]"))
+    teacher = "teacher={model: {family: autoregressive, d_model: 32, heads: 2}, train: {loss: cross_entropy, steps: 5}}"
+    student = ["model.family=fixed_length", "train.loss=cross_entropy", "finetune=null", teacher]
+    head, _, _ = path.read_text().replace("baseline: CTC\n", "").partition("- {name: teacher")
+    path.write_text(f"{head}- {{name: student, overrides: {json.dumps(student)}}}\n")
+    text = reproduce(path)
+    kinds = sorted(file.parent.name.rsplit("-", 1)[0] for file in tmp_path.glob("out/stages/*/done.json"))
+    assert kinds == ["autoregressive-cross_entropy", "distilled-1", "fixed_length-cross_entropy", "scored-2"]
+    command = next(line for line in text.split("\n") if line.endswith("# student, beam, seed 1"))
+    assert "--teacher" in command
+    assert main(command.split("#")[0].split()[1:]) == 0
+    printed = capsys.readouterr().out.split("\n")[0].split("\t")
+    (row,) = [line for line in numbers(text) if line.startswith("| student | — |")]  # of BLEU
+    assert f" {float(printed[1]):.1f} " in row
+
+
+def test_files_must_stay_as_they_were(digits, tmp_path):
+    changed = tmp_path / "test.txt"
+    shutil.copy(digits / "valid.txt", changed)
+    path = write_table(tmp_path, digits, (f"source: {digits}/valid.txt", f"source: {changed}"))
+    scored = next(iter(stages(*load_table(path)).values()))
+    changed.write_text("1 2\n")
+    with pytest.raises(DataError, match=r"test\.txt: must stay as it was when the table was begun, but has changed"):
+        run(scored, tmp_path / "out")
+
+
+def test_versions_are_raised_with_the_defaults():
+    """Keys leave out what is as by default: if one changes, raise its kind's version. A new setting needs none."""
+    assert VERSIONS == {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2}
+    defaults = [(of.name, of.default) for config in (ModelConfig, TrainConfig) for of in fields(config)]
+    simple = [(name, value) for name, value in defaults if isinstance(value, (str, float, int))]
+    assert hashlib.sha256(repr(simple).encode()).hexdigest()[:8] == "1ae03a4b"
+    assert PENALTIES == (-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+    assert (ALPHAS, BETAS) == ((0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0), (0.0, 1.0, 2.0, 3.0, 4.5, 6.0))
+    assert Decoding().top_k == 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])

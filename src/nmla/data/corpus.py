@@ -11,6 +11,7 @@ valid.jsonl                      the validation text itself, for scoring
 dropped.tsv                      file, line, reason and finding for each pair or reference that is not here
 """
 
+import hashlib
 import json
 import os
 from bisect import bisect_right
@@ -34,6 +35,18 @@ TOKENS_AT_ONCE = 1 << 22  # where work on a whole corpus is done piece by piece
 IntArray = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.unsignedinteger]
 Tokens = Sequence[int] | TokenArray
+
+
+def content_hash(corpus: Path) -> str:
+    """Of what a corpus holds, wherever it lies and was made from."""
+    if not (corpus / MANIFEST).is_file():
+        raise UsageError(f"{corpus}: must be a corpus that nmla prepare made, but is none")
+    try:
+        files = dict(json.loads((corpus / MANIFEST).read_text(encoding="utf-8"))["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{corpus / MANIFEST}: must be a corpus's manifest, but: {error}") from None
+    files.pop(DROPPED, None)  # what is not in it, and the paths where that was
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 class TokenStore:

@@ -37,7 +37,7 @@ class ParallelDecoder:
     ) -> list[list[Translation]]:
         """All sentences' translations, under each of the settings, which agree on batches.
 
-        Searches go on in other threads while the network is at the next sentences.
+        Searches go on in other threads while the network is at the next sentences, unless torch has only one.
         """
         done: list[dict[int, Translation]] = [{} for _ in tried]
         searching: deque[tuple[dict[int, Translation], list[int], Found]] = deque()
@@ -46,7 +46,9 @@ class ParallelDecoder:
             of, rows, found = searching.popleft()
             of.update(zip(rows, found(), strict=True))
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        count = torch.get_num_threads()
+        ahead = 2 * count if count > 1 else 0  # searches under way, each of which holds its logits
+        with ThreadPoolExecutor(count) as threads:
             for rows, size, width in self._groups([len(sentence) for sentence in sentences], tried[0]):
                 # Sentences that are not there are stood in for, so that the shape is always the same.
                 group = [sentences[row] for row in rows] + [sentences[rows[-1]]] * (size - len(rows))
@@ -60,7 +62,7 @@ class ParallelDecoder:
                 for of, settings in zip(done, tried, strict=True):
                     own = logits.clone() if len(tried) > 1 else logits
                     searching.append((of, rows, self._decode(own, lengths, source_lengths, settings, lm, threads)))
-                    if len(searching) > 2 * torch.get_num_threads():  # each holds its logits
+                    if len(searching) > ahead:
                         finish()
             while searching:
                 finish()

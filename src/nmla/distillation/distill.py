@@ -23,11 +23,21 @@ import numpy.typing as npt
 
 from nmla import __version__
 from nmla.data.assemble import seal, write_shards
-from nmla.data.corpus import MANIFEST, TOKENIZER, VALID, Corpus, Shard, TokenArray, TokenStore, save_array
+from nmla.data.corpus import (
+    MANIFEST,
+    TOKENIZER,
+    VALID,
+    Corpus,
+    Shard,
+    TokenArray,
+    TokenStore,
+    content_hash,
+    save_array,
+)
 from nmla.data.workers import cores
 from nmla.decoding.teacher import Format, Teacher, check_teacher, identity, speaks
 from nmla.errors import UsageError
-from nmla.files import publish, sha256, write_bytes, write_text
+from nmla.files import publish, write_bytes, write_text
 from nmla.progress import progress_bar, say
 from nmla.text.tokenizer import BLANK, UNK, Tokenizer
 
@@ -72,7 +82,7 @@ def distill(
         "nmla": __version__,
         "ctranslate2": ctranslate2.__version__,
         "settings": {"beam_size": beam_size, "compute_type": compute_type, **asdict(form or Format())},
-        "inputs": {"corpus": sha256(corpus / MANIFEST), "teachers": [identity(teacher) for teacher in teachers]},
+        "inputs": {"corpus": content_hash(corpus), "teachers": [identity(teacher) for teacher in teachers]},
     }
     if output.exists() and not _was_made_by(plan, output):
         raise UsageError(f"{output}: must not exist yet, but does; choose another output, or remove it")

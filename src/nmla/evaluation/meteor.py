@@ -21,11 +21,8 @@ LANGUAGES = sorted([*NORMALISED, "da", "fi", "hu", "it", "nl", "no", "pt", "ro",
 PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
 
 
-def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: Path | None = None) -> Measured:
-    """METEOR, from 0 to 1 as it is published, with punctuation normalised.
-
-    Where the program cannot split a language's words, BLEU's splitting (13a) is taken, and the signature says so.
-    """
+def find_meteor(language: str, jar: Path | None = None) -> Path:
+    """The program, which knows the language; refuses if there is none."""
     if language not in LANGUAGES:
         raise UsageError(f"METEOR's language must be one of {', '.join(LANGUAGES)}, but is {language!r}")
     jar = jar or _installed()
@@ -33,6 +30,15 @@ def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: P
         raise UsageError(f"{jar}: must be METEOR's jar, but does not exist")
     if shutil.which("java") is None:
         raise UsageError("METEOR needs java, which must be on the path, but is not; install a Java runtime")
+    return jar
+
+
+def meteor(hypotheses: Lines, references: Sequence[Lines], language: str, jar: Path | None = None) -> Measured:
+    """METEOR, from 0 to 1 as it is published, with punctuation normalised.
+
+    Where the program cannot split a language's words, BLEU's splitting (13a) is taken, and the signature says so.
+    """
+    jar = find_meteor(language, jar)
     modules = MODULES.get(language, WITHOUT_TABLES)
     splitting, prepare = ("-norm", _one_line) if language in NORMALISED else ("-lower", _split)
     with tempfile.TemporaryDirectory(prefix="nmla-") as directory:

@@ -19,6 +19,8 @@ thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; 
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
 @media (max-width: 50rem) { .wide svg { max-width: none; } }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
+@media print { .wide { overflow: visible; } pre { overflow: visible; white-space: pre-wrap; font-size: 70%; } }
+@media print { table { font-size: 70%; } th, td { padding-right: .4rem; } .numbers th { overflow-wrap: anywhere; } }
 """
 Points = Sequence[tuple[float, float]]
 

@@ -295,7 +295,7 @@ def _sequential(name: str, directory: Path, threads: Sequence[int], compute_type
                 partial(_write, teachers, beam_size),
                 partial(_pieces, one),
                 one.max_source_tokens,
-                reference=(beam_size, kind) == (5, "float32"),
+                reference=(beam_size, kind) == (5, "int8" if "int8" in compute_types else compute_types[0]),
             )
 
 

@@ -1,9 +1,9 @@
-"""The decoding that scores best on a validation set, over a grid, with one pass of the network for all of it."""
+"""The decoding that scores best on a validation set, over a grid. The network runs once for many settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 from nmla.config import Decoding
@@ -72,6 +72,8 @@ def tune(
     """
     if beam_size < 1:
         raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
+    if any(low >= high for low, high in pairwise(betas)):
+        raise UsageError(f"betas must grow, but are {', '.join(map(str, betas))}")
     base = replace(translator.decoding, beam_size=1, num_hypotheses=1, alpha=0.0, beta=0.0, return_scores=False)
     fast, base = base.fast, replace(base, fast=True)  # its last bits do not matter here
     grid = [replace(base, blank_penalty=penalty) for penalty in penalties]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmla.config import Decoding
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translation import Translation
 from nmla.evaluation.analysis import System
@@ -15,49 +14,56 @@ from nmla.evaluation.document import Block, Code, Figures, Section, to_html, to_
 from nmla.evaluation.measure import SAMPLES, Measured, measure
 from nmla.evaluation.runs import find_runs, report
 from nmla.files import write_text
-from nmla.reproduce.stages import Stage
+from nmla.reproduce.stages import OUTPUTS, Stage
 from nmla.reproduce.table import Table
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import Tokenizer
 
-Wanted = Mapping[tuple[str, str, int], Stage]
+Of = tuple[str, str, int]  # row, way and seed
+Wanted = Mapping[Of, Stage]
+Results = dict[Of, dict[str, Any]]
 
 
 def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
-    """The table from its finished stages as Markdown; also written beside them, as Markdown, JSON and a page."""
+    """The table from its finished stages as Markdown; also written beside them, as Markdown, JSON and a page.
+
+    What is not among `wanted` is named as not run.
+    """
     results = {of: _result(stage, root) for of, stage in wanted.items()}
-    first: dict[str, tuple[str, str, int]] = {}  # of each row, its first way and seed
-    for of in wanted:
-        first.setdefault(of[0], of)
-    systems = {row: _system(row, wanted[of], root) for row, of in first.items()}
+    first: dict[tuple[str, str], Stage] = {}  # of each row and way, from the first seed
+    for (row, way, _), stage in wanted.items():
+        first.setdefault((row, way), stage)
+    systems = {of: _system(of[0], stage, root) for of, stage in first.items()}
     references = [read_lines(Path(reference)) for reference in table.test.references]
-    baseline = systems[table.baseline or table.rows[0].name].outputs
-    tests = {
-        row: measure(system.outputs, references, baseline=baseline, samples=SAMPLES, only=["BLEU"])[0]
-        for row, system in systems.items()
-    }
-    of_first = {
-        row.name: [results[row.name, first[row.name][1], seed] for seed in table.seeds_of(row)] for row in table.rows
-    }
+    name = table.baseline or table.rows[0].name
+    baseline = next((of for of in first if of[0] == name), None)
+    blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}"), _scores(table, results)]
+    if baseline is not None:
+        others = {of: system.outputs for of, system in systems.items() if of != baseline}
+        tests = {
+            of: measure(outputs, references, baseline=systems[baseline].outputs, samples=SAMPLES, only=["BLEU"])[0]
+            for of, outputs in others.items()
+        }
+        blocks.append(_beyond(table, ", ".join(baseline), tests))
+    blocks += [_details(results), _legend(results)]
+    if missing := [row.name for row in table.rows if all(row.name != of for of, _ in first)]:
+        blocks.append(f"Not run yet: {', '.join(missing)}.")
+    beside = first[baseline].directory(root) / OUTPUTS if baseline is not None else None
     commands = [
-        _command(row, way, stage, results[row, way, seed], root)
-        for (row, way, seed), stage in wanted.items()
-        if seed == first[row][2]
+        _command(of, stage, results[of], root, beside if of[:2] != baseline else None) for of, stage in wanted.items()
     ]
-    blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}")]
-    blocks += [_scores(table, results), _details(table, of_first, tests), _legend(results)]
     blocks += ["Single numbers:", Code("\n".join(commands))]
-    name = Path(table.output) / path.stem
+    written = Path(table.output) / path.stem
     text = to_markdown(table.title, [("", blocks)])
-    write_text(name.with_suffix(".md"), text)
+    write_text(written.with_name(f"{written.name}.md"), text)
     told = [
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
-    write_text(name.with_suffix(".json"), json.dumps(told, indent=2) + "\n")
-    models = {row: wanted[first[row]].inputs["model"] for row in systems}
-    sections = _report(table, wanted, models, list(systems.values()), references, root)
-    write_text(name.with_suffix(".html"), to_html(table.title, [("The table", blocks), *sections]))
+    write_text(written.with_name(f"{written.name}.json"), json.dumps(told, indent=2) + "\n")
+    shown = {of[0]: of for of in reversed(first)}  # each row in its first way
+    sections = _report(table, {row: first[shown[row]] for row, _ in first}, wanted, references, root)
+    write_text(written.with_name(f"{written.name}.html"), to_html(table.title, [("The table", blocks), *sections]))
     return text
 
 
@@ -69,28 +75,32 @@ def _system(row: str, stage: Stage, root: Path) -> System:
 
 
 def _report(
-    table: Table,
-    wanted: Wanted,
-    models: Mapping[str, Stage],
-    systems: list[System],
-    references: list[list[str]],
-    root: Path,
+    table: Table, shown: Mapping[str, Stage], wanted: Wanted, references: list[list[str]], root: Path
 ) -> list[Section]:
     """On the trainings of all rows, from their first seeds, and on what each of these says in the table."""
     names: dict[Path, str] = {}
-    for row, model in models.items():
-        *before, last = _path(model)
+    for row, scored in shown.items():
+        *before, last = _path(scored.inputs["model"])
         for of in before:
             names.setdefault(of.directory(root), of.directory(root).name)
         names[last.directory(root)] = row
+    command = ["nmla", "analyse", "--source", table.test.source]
+    for reference in table.test.references:
+        command += ["--reference", reference]
+    for row, scored in shown.items():
+        plain = scored.settings["beam_size"] == 1 and "decoding" not in scored.inputs  # as the model decodes by itself
+        path = scored.inputs["model"].directory(root) / "model" if plain else scored.directory(root) / OUTPUTS
+        command += ["--system", f"{row}={path}"]
     fluency: dict[str, Any] = {}
-    for stage in wanted.values():
-        if "lm" in stage.inputs:
-            tokenizer = Tokenizer.load(Path(stage.inputs["lm"].paths["tokenizer"]))
-            lm = NgramLM.load(stage.inputs["lm"].directory(root) / "lm.lm", tokenizer)
-            fluency = {"lm": lm, "tokenizer": tokenizer}
+    if with_lm := [stage.inputs["lm"] for stage in wanted.values() if "lm" in stage.inputs]:
+        path, file = with_lm[0].paths["tokenizer"], with_lm[0].directory(root) / "lm.lm"
+        tokenizer = Tokenizer.load(Path(path))
+        fluency = {"lm": NgramLM.load(file, tokenizer), "tokenizer": tokenizer}
+        command += ["--lm", str(file), "--tokenizer", path]
+    systems = [_system(row, stage, root) for row, stage in shown.items()]
     sources = read_lines(Path(table.test.source))
-    return report(find_runs(list(names), names), systems, references, sources=sources, **fluency)
+    commands = [shlex.join(command)]
+    return report(find_runs(list(names), names), systems, references, sources=sources, commands=commands, **fluency)
 
 
 def _result(stage: Stage, root: Path) -> dict[str, Any]:
@@ -120,32 +130,43 @@ def _trained(stage: Stage, root: Path) -> tuple[int, float]:
     return last["step"], last["seconds"]
 
 
-def _scores(table: Table, results: Mapping[tuple[str, str, int], dict[str, Any]]) -> Figures:
+def _scores(table: Table, results: Results) -> Figures:
     """BLEU of every row in every way, the brevity penalty beside it."""
     rows = []
-    for row in table.rows:
-        cells = [row.name]
+    for row in dict.fromkeys(row for row, _, _ in results):
+        cells = [row]
         for way in table.ways:
-            found = [results[row.name, way, seed] for seed in table.seeds_of(row) if (row.name, way, seed) in results]
+            found = [result for of, result in results.items() if of[:2] == (row, way)]
             cells += [_spread([of["BLEU"] for of in found]), _mean([of["brevity penalty"] for of in found], 2)]
         rows.append(cells)
     header = ["system", *(name for way in table.ways for name in (f"BLEU, {way}", "BP"))]
     return Figures(header, rows)
 
 
-def _details(table: Table, first: Mapping[str, list[dict[str, Any]]], tests: Mapping[str, Measured]) -> Figures:
+def _beyond(table: Table, baseline: str, tests: Mapping[tuple[str, str], Measured]) -> Figures:
+    """How far every row is from the baseline in every way."""
+
+    def cell(test: Measured | None) -> str:
+        if test is None or test.difference_interval is None:
+            return "—"
+        low, high = test.difference_interval
+        return f"{test.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+    rows = [
+        [row, *(cell(tests.get((row, way))) for way in table.ways)] for row in dict.fromkeys(row for row, _ in tests)
+    ]
+    return Figures([f"BLEU beyond {baseline}", *table.ways], rows)
+
+
+def _details(results: Results) -> Figures:
     """The rest of each row's first way, of all its seeds."""
-    baseline = table.baseline or table.rows[0].name
+    first = {row: way for row, way, _ in reversed(results)}
     rows = []
-    for row, found in first.items():
-        beyond = "—"
-        if (test := tests[row]).difference_interval is not None and row != baseline:
-            low, high = test.difference_interval
-            beyond = f"{test.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+    for row in dict.fromkeys(row for row, _, _ in results):
+        found = [result for of, result in results.items() if of[:2] == (row, first[row])]
         rows.append(
             [
                 row,
-                beyond,
                 _mean([of["chrF"] for of in found], 1),
                 _mean([of["TER"] for of in found], 1),
                 _mean([of["length ratio"] for of in found], 2),
@@ -154,34 +175,40 @@ def _details(table: Table, first: Mapping[str, list[dict[str, Any]]], tests: Map
                 " + ".join(f"{seconds / 60:.0f}" for seconds in found[0]["seconds"]),
             ]
         )
-    header = ["system", f"BLEU beyond {baseline}", "chrF", "TER", "length", "entropy", "steps", "minutes"]
-    return Figures(header, rows)
+    return Figures(["system", "chrF", "TER", "length", "entropy", "steps", "minutes"], rows)
 
 
-def _legend(results: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
+def _legend(results: Results) -> str:
     signatures = next(iter(results.values()))["signatures"]
     named = "; ".join(f"{name}: `{signatures[name]}`" for name in ("BLEU", "chrF", "TER"))
     return (
-        "BP is BLEU's brevity penalty. ± is the standard deviation over seeds, where there are several. The second "
-        "table is of each row's first way of decoding: the difference in BLEU with its 95 % interval (paired "
-        f"bootstrap, {SAMPLES} samples, the first seeds), length relative to the reference's, entropy in nats per "
-        f"output position, steps and minutes of each of the model's own stages. {named}."
+        "BP is BLEU's brevity penalty. ± is the standard deviation over seeds, where there are several. Differences "
+        f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last table is of "
+        "each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
+        f"steps and minutes of each of the model's own stages. {named}."
     )
 
 
-def _command(row: str, way: str, stage: Stage, result: dict[str, Any], root: Path) -> str:
-    """What prints one number of the table alone."""
+def _command(of: Of, stage: Stage, result: dict[str, Any], root: Path, baseline: Path | None) -> str:
+    """What prints one number of the table alone, and beside a baseline what it is beyond that."""
     model = stage.inputs["model"].directory(root) / "model"
     command = ["nmla", "score", "--model", str(model), "--source", stage.paths["source"]]
     for path in stage.paths["references"]:
         command += ["--reference", path]
-    for name in ("beam_size", "alpha", "beta", "blank_penalty"):
-        if (value := result["decoding"][name]) != getattr(Decoding(), name):
-            command += [f"--{name.replace('_', '-')}", f"{value:g}"]
+    # All that counts, whatever the model has been tuned to since.
+    decoding, family = result["decoding"], stage.inputs["model"].paths["recipe"]["model"]["family"]
+    names = ["beam_size"]
+    if family in ("ctc", "sctc"):
+        names += ["blank_penalty"] if decoding["beam_size"] == 1 else ["alpha", "beta", "blank_penalty"]
+    for name in names:
+        command += [f"--{name.replace('_', '-')}", f"{decoding[name]:g}"]
     for name, file in (("lm", "lm.lm"), ("teacher", "model")):
-        if name in stage.inputs and (name != "lm" or result["decoding"]["alpha"]):  # which may have been tuned to none
+        if name in stage.inputs and (name != "lm" or decoding["alpha"]):  # which may have been tuned to none
             command += [f"--{name}", str(stage.inputs[name].directory(root) / file)]
-    return f"{shlex.join(command)}  # {row}, {way}"
+    if baseline is not None:
+        command += ["--baseline", str(baseline)]
+    row, way, seed = of
+    return f"{shlex.join(command)}  # {row}, {way}, seed {seed}"
 
 
 def _spread(values: Sequence[float]) -> str:

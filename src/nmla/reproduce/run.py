@@ -22,8 +22,11 @@ POLL_SECONDS = 0.2
 LOG = "stage.log"  # what a stage said
 
 
-def reproduce(path: Path, jobs: int = 1) -> str:
-    """Make a table, or what is missing of it, and return it as Markdown, which is also written to its output."""
+def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
+    """Make a table, or what is missing of it, and return it as Markdown, which is also written to its output.
+
+    With `so_far` nothing is made, and what is done is shown.
+    """
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, but is {jobs}")
     table, recipes = load_table(path)
@@ -31,7 +34,12 @@ def reproduce(path: Path, jobs: int = 1) -> str:
     check_parallel(read_lines(Path(table.test.source)), references)  # now, not after hours
     wanted = stages(table, recipes)
     root = Path(table.output) / "stages"
-    run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
+    if so_far:
+        wanted = {of: stage for of, stage in wanted.items() if stage.done(root)}
+        if not wanted:
+            raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
+    else:
+        run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
     return render(path, table, wanted, root)
 
 

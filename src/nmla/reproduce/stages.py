@@ -13,20 +13,23 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from nmla import __version__
-from nmla.config import ModelConfig, Recipe, TrainConfig, parse_recipe
-from nmla.data.corpus import TOKENIZER
-from nmla.errors import DataError, NmlaError, UsageError
-from nmla.files import MANIFEST, remove_leftovers, sha256, write_text
+from nmla.config import Decoding, ModelConfig, Recipe, TrainConfig, parse_recipe
+from nmla.data.corpus import TOKENIZER, content_hash
+from nmla.errors import DataError, NmlaError
+from nmla.files import remove_leftovers, sha256, write_text
 from nmla.reproduce.table import Table, Way
 from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
-# Raised when what a kind of stage makes of the same settings changes, so that nothing made before is taken for it.
-VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 1}
+OUTPUTS = "outputs.txt"  # of one that scored: what the model wrote
+# Raised when what a kind of stage makes of the same settings changes, a default among them, so that nothing made before
+# is taken for it.
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2}
 FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
@@ -67,7 +70,7 @@ class Stage:
 def training(recipe: Recipe, seed: int) -> tuple[Stage, Stage | None]:
     """The stage that gives a recipe's model, with all before it, and its first teacher if it has one."""
     corpus: dict[str, Any] = {"paths": {"corpus": recipe.data.corpus}}
-    content = {"corpus": corpus_hash(Path(recipe.data.corpus))}
+    content = {"corpus": content_hash(Path(recipe.data.corpus))}
     teacher = None
     if recipe.teacher is not None:
         teachers = [
@@ -89,17 +92,6 @@ def training(recipe: Recipe, seed: int) -> tuple[Stage, Stage | None]:
         with_start = {**corpus, "inputs": {**corpus.get("inputs", {}), "start": model}}
         model = _train(recipe, recipe.model, recipe.finetune, seed, content, with_start)
     return model, teacher
-
-
-def corpus_hash(corpus: Path) -> str:
-    """Of what a corpus holds, wherever it was made from."""
-    if not (corpus / MANIFEST).is_file():
-        raise UsageError(f"{corpus}: must be a corpus that nmla prepare made, but is none")
-    try:
-        files = json.loads((corpus / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{corpus / MANIFEST}: must be a corpus's manifest, but: {error}") from None
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def file_hash(path: str) -> str:
@@ -163,7 +155,7 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
         inputs["decoding"] = Stage(
             "tune",
             f"tuned-{way.beam_size}",
-            {"beam_size": way.beam_size, "corpus": corpus_hash(corpus)},
+            {"beam_size": way.beam_size, "corpus": content_hash(corpus)},
             dict(inputs),
             {"corpus": str(corpus)},
         )
@@ -171,6 +163,7 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
         inputs["teacher"] = teacher
     source, references = table.test.source, list(table.test.references)
     content = {"source": file_hash(source), "references": [file_hash(of) for of in references]}
+    content["sacrebleu"] = version("sacrebleu")
     test = {"source": source, "references": references}
     return Stage("score", f"scored-{way.beam_size}", {"beam_size": way.beam_size, **content}, inputs, test)
 
@@ -222,7 +215,7 @@ def _run_train(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
 
     corpus = given["corpus"] / "corpus" if "corpus" in given else Path(stage.paths["corpus"])
     if "corpus" not in given:
-        _unchanged(stage, "corpus", corpus_hash(corpus))
+        _unchanged(stage, "corpus", content_hash(corpus))
     recipe = parse_recipe(
         json.dumps(stage.paths["recipe"]), [f"output={directory}", f"data.corpus={corpus}"], stage.label
     )
@@ -236,7 +229,7 @@ def _run_distill(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.distillation.distill import distill
 
     corpus = Path(stage.paths["corpus"])
-    _unchanged(stage, "corpus", corpus_hash(corpus))
+    _unchanged(stage, "corpus", content_hash(corpus))
     distill(
         corpus=corpus,
         teachers=[of / "model" for of in given.values()],
@@ -262,9 +255,12 @@ def _run_tune(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.evaluation.score import aligned
     from nmla.evaluation.tune import lines, picture, tune
 
-    _unchanged(stage, "corpus", corpus_hash(Path(stage.paths["corpus"])))
+    _unchanged(stage, "corpus", content_hash(Path(stage.paths["corpus"])))
     corpus = Corpus.load(Path(stage.paths["corpus"]))
     translator = Translator.load(given["model"] / "model", given["lm"] / "lm.lm" if "lm" in given else None)
+    translator.decoding = Decoding()
+    if "lm" not in given:
+        translator.lm = None  # one that the model was tuned with
     beam_size = stage.settings["beam_size"]
     tried = tune(translator, corpus.valid_source, aligned(corpus.valid_targets), beam_size=beam_size)
     write_text(directory / "tried.tsv", "\n".join(lines(tried)) + "\n")
@@ -284,8 +280,8 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     _unchanged(stage, "references", *map(file_hash, stage.paths["references"]))
     lm, teacher = given.get("lm"), given.get("teacher")
     translator = Translator.load(given["model"] / "model", lm and lm / "lm.lm", teacher and teacher / "model")
-    if "decoding" in given:
-        translator.decoding = load_decoding(given["decoding"])
+    # Not as the model may have been tuned since.
+    translator.decoding = load_decoding(given["decoding"]) if "decoding" in given else Decoding()
     references = [read_lines(Path(path)) for path in stage.paths["references"]]
     decoding = translator.settings(beam_size=stage.settings["beam_size"])
     translator.decoding = decoding
@@ -301,6 +297,7 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     }
     # What the model thought of each sentence, without each token's part in it.
     thoughts = ({**asdict(replace(one, tokens=(), alternatives=()))} for one in translations)
+    write_text(directory / OUTPUTS, "".join(f"{text}\n" for text in outputs))
     write_text(directory / "translations.jsonl", "".join(f"{json.dumps(of)}\n" for of in thoughts))
     write_text(directory / "scores.json", json.dumps(result, indent=2) + "\n")
 

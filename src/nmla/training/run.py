@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nmla.config import Recipe, load_recipe, recipe_yaml
+from nmla.data.corpus import content_hash
 from nmla.errors import UsageError
-from nmla.files import MANIFEST, remove_leftovers, sha256, write_text
+from nmla.files import remove_leftovers, sha256, write_text
 from nmla.models.pretrained import WEIGHTS
 from nmla.training.checkpoint import numbered
 
@@ -22,7 +23,7 @@ def begin_run(output: Path, recipe: Recipe, start: Path | None, devices: int) ->
     """Write down what the run is begun with, or refuse to go on with one that something else began."""
     began = {
         "weights": sha256(start / WEIGHTS) if start else "random",
-        "corpus": sha256(Path(recipe.data.corpus) / MANIFEST),
+        "corpus": content_hash(Path(recipe.data.corpus)),
         "batches a step": recipe.train.accumulate * devices,
     }
     if numbered(output / "checkpoints"):  # else there is nothing to go on with
