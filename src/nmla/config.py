@@ -189,7 +189,8 @@ class TeacherConfig:
         _check_one_of("teacher.model.family", self.model.family, ("autoregressive",))
         _check_one_of("teacher.train.loss", self.train.loss, LOSSES["autoregressive"])
         _check_one_of("teacher.compute_type", self.compute_type, COMPUTE_TYPES)
-        _check(self.beam_size >= 1, "teacher.beam_size must be at least 1", self.beam_size)
+        fits = 1 <= self.beam_size <= WIDEST_BEAM
+        _check(fits, f"teacher.beam_size must be from 1 to {WIDEST_BEAM}", self.beam_size)
         distinct = (
             self.seeds and len({*self.seeds}) == len(self.seeds) and all(0 <= seed < SEEDS for seed in self.seeds)
         )

@@ -209,15 +209,46 @@ def test_killed_distillation_ends_as_if_it_had_not_been(few, teacher, tmp_path):
     assert result["killed"] >= 20
 
 
-def test_other_settings_start_anew(corpus, tmp_path, capsys):
-    model = untrained(corpus, tmp_path / "model")
-    work = tmp_path / ".out.distilled"
-    (work / "parts").mkdir(parents=True)
-    (work / "plan.json").write_text("{}")
-    (work / "parts" / "000-000000.npz").write_bytes(b"of another plan")
-    distill(corpus=corpus, teachers=[model], output=tmp_path / "out", beam_size=1)
-    assert "starting anew" in capsys.readouterr().err
+def test_other_settings_do_not_undo_what_was_done(corpus, tmp_path, monkeypatch):
+    """They are refused, and by the same command it goes on."""
+    given = {"corpus": corpus, "teachers": [untrained(corpus, tmp_path / "model")], "output": tmp_path / "out"}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_assemble", stop)
+        with pytest.raises(KeyboardInterrupt):
+            distill(**given, beam_size=1)
+    before = sorted((tmp_path / ".out.distilled" / "parts").iterdir())
+    with pytest.raises(
+        UsageError, match=r"\.out\.distilled: must have been begun like this, but was with other settings"
+    ):
+        distill(**given, beam_size=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PART_SOURCES", 7)
+        with pytest.raises(UsageError, match="was with other part_sources"):
+            distill(**given, beam_size=1)
+    assert sorted((tmp_path / ".out.distilled" / "parts").iterdir()) == before
+    distill(**given, beam_size=1)
     assert len(Corpus.load(tmp_path / "out").train_source) == len(Corpus.load(corpus).train_source)
+
+
+def test_a_corpus_that_is_whole_outlives_versions(few, teacher, tmp_path, monkeypatch):
+    counts = distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1)
+    monkeypatch.setattr(module, "__version__", "99.0")
+    assert distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=1) == counts
+    with pytest.raises(UsageError, match="must not exist yet"):
+        distill(corpus=few, teachers=[teacher], output=tmp_path / "out", beam_size=2)
+
+
+def test_a_damaged_second_teacher_is_found_first(few, teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError):
+        distill(corpus=few, teachers=[teacher, tmp_path / "damaged"], output=tmp_path / "out", beam_size=1)
+    assert not [*tmp_path.glob(".out.distilled/parts/*.npz")]
 
 
 def test_refuses_what_cannot_be(corpus, teacher, copy_run, tmp_path):
@@ -233,8 +264,8 @@ def test_refuses_what_cannot_be(corpus, teacher, copy_run, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "model.bin").write_bytes(b"no model")
     refuse("there must be at least one teacher", teachers=[])
-    refuse("beam_size must be at least 1, but is 0", beam_size=0)
-    refuse("threads must be at least 1, but is 0", threads=0)
+    refuse("beam_size must be from 1 to 10000, but is 0", beam_size=0)
+    refuse("threads must be from 1 to 10000, but is 0", threads=0)
     refuse("a teacher must be a model directory, but there is none here", teachers=[tmp_path / "none"])
     refuse("holds neither model.safetensors nor model.bin", teachers=[tmp_path / "nothing"])
     refuse("must have its sentencepiece models beside it", teachers=[tmp_path / "bare"])
@@ -274,8 +305,9 @@ def test_a_table_of_positions_that_is_too_short_costs_only_its_sentences(corpus,
     export(model, tokenizer, tmp_path / "theirs")
     tokenizer.save(tmp_path / "theirs" / "sentencepiece.model")
     counts = distill(corpus=corpus, teachers=[tmp_path / "theirs"], output=tmp_path / "out", beam_size=1)
-    assert counts["train_pairs"] == counts["train_taught"] + counts["train_kept_runaway"] + counts["train_kept_empty"]
-    assert counts["train_kept_runaway"] > 0
+    kept = sum(counts[f"train_kept_{why}"] for why in module.KEPT)
+    assert counts["train_pairs"] == counts["train_taught"] + kept
+    assert counts["train_kept_long"] > 0
 
 
 def test_a_mistyped_language_is_refused(foreign):
@@ -327,6 +359,21 @@ def test_teacher_finds_the_best_of_several(teacher):
     assert scores[0][2] == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_forced_prefix_is_no_merit_of_a_candidate(foreign):
+    """Its score is the mean of the log-probabilities of its own tokens and its end."""
+    texts, candidates = ["1 2 3"], [["2 3", "2 3 4 5 6"]]
+    forced = Teacher(foreign, form=Format(target_prefix=["▁", "1"]))
+    translator = forced._translator
+    source = [*forced.source_tokens(texts[0]), "</s>"]
+    for score, candidate in zip(*forced.score(texts, candidates), candidates[0], strict=True):
+        own = forced.target_tokens(candidate)
+        (whole,), (prefix_and_end,) = (
+            translator._model.score_batch([source], [["▁", "1", *of]], max_input_length=0) for of in (own, [])
+        )
+        assert whole.log_probs[:2] == pytest.approx(prefix_and_end.log_probs[:2], abs=1e-5)
+        assert score == pytest.approx(sum(whole.log_probs[2:]) / (len(own) + 1), abs=1e-6)
+
+
 def test_int8_teaches_too(corpus, teacher, tmp_path):
     distill(corpus=corpus, teachers=[teacher], output=tmp_path / "out", compute_type="int8")
     found = [references[0] for _, references in targets(tmp_path / "out")]
@@ -356,3 +403,11 @@ def test_split_text_is_taught_in_its_own_vocabulary_alone(teacher, tmp_path):
     prepare(train=[files], valid=[files], output=tmp_path / "corpus", pretokenised=True)
     with pytest.raises(UsageError, match="a corpus that came split already must have its vocabulary, but has another"):
         distill(corpus=tmp_path / "corpus", teachers=[teacher], output=tmp_path / "out")
+
+
+def test_plain_text_is_not_taught_by_who_wants_it_split(corpus, tmp_path):
+    files = (write_digits(tmp_path / "text", 20, seed=1),) * 2
+    prepare(train=[files], valid=[files], output=tmp_path / "split", pretokenised=True)
+    model = untrained(tmp_path / "split", tmp_path / "model")
+    with pytest.raises(UsageError, match="a corpus of plain text must take that, but wants it split"):
+        distill(corpus=corpus, teachers=[model], output=tmp_path / "out")

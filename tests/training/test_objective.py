@@ -1,4 +1,5 @@
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from nmla import losses
 from nmla.config import LOSSES, ModelConfig, TrainConfig
 from nmla.data.corpus import Corpus
+from nmla.data.prepare import prepare
 from nmla.models.pretrained import build_model
 from nmla.text.tokenizer import BLANK, EOS
 from nmla.training.feed import Examples
@@ -82,6 +84,42 @@ def test_one_reference_under_ddrs_is_ctc(digits, family, progress):
     chosen, plain = Setting(digits, family, loss="ddrs"), Setting(digits, family, loss=family)
     groups = [[0, 1], [2]]
     assert float(chosen.loss(groups, progress)) == pytest.approx(float(plain.loss(groups)))
+
+
+@pytest.fixture(scope="module")
+def several(digits, tmp_path_factory):
+    """Sources with one, two and three references of different lengths."""
+    directory = tmp_path_factory.mktemp("several")
+    rows = ["1 2 3\t1 2 3\t3 2\t1", "4 5\t5 4", "6 7 8 9\t6 7 9\t9 8 7 6"]
+    (directory / "train.tsv").write_text("".join(f"{row}\n" for row in rows))
+    files = (directory / "train.tsv",)
+    prepare(train=[files], valid=[files], output=directory / "corpus", tokenizer=digits / "corpus")
+    return directory
+
+
+@pytest.mark.parametrize("family", ["ctc", "sctc"])
+def test_ddrs_begins_with_all_references(several, family):
+    """At the first step it is CTC with each reference as an example of its own."""
+    together, each = Setting(several, family, loss="ddrs"), Setting(several, family, loss=family)
+    assert float(together.loss([[0, 1], [2]])) == pytest.approx(float(each.loss([[0, 1, 2, 3, 4, 5]])))
+
+
+@pytest.mark.parametrize("family", ["ctc", "sctc"])
+def test_ngram_loss_of_several_references_takes_their_mean_counts(several, family):
+    setting = Setting(several, family, loss="ngram", references="together")
+    expected = 0.0
+    for i in range(3):
+        batch = setting.examples.batch(np.array([i]))
+        logits, lengths, *_ = setting.model(batch.source, batch.source_lengths)
+        targets = [row[:n].tolist() for row, n in zip(batch.target[0], batch.target_lengths[0], strict=True) if n]
+        wanted = Counter(pair for target in targets for pair in itertools.pairwise(target))
+        log_probs, arguments = logits.log_softmax(-1), {"blank": BLANK, "collapse": family}
+        counts = losses.expected_ngram_counts(log_probs, torch.tensor([[*wanted]]), lengths, **arguments)[0].tolist()
+        matched = sum(min(count, n / len(targets)) for count, n in zip(counts, wanted.values(), strict=True))
+        total = float(losses.expected_ngram_total(log_probs, lengths, n=2, **arguments))
+        expected -= 2 * matched / (total + wanted.total() / len(targets))
+    assert [len(setting.corpus.references), len(setting.examples.tokens)] == [4, 3]
+    assert float(setting.loss([[0, 1, 2]])) == pytest.approx(expected / 3)
 
 
 @pytest.mark.parametrize(("family", "n"), [("ctc", 2), ("sctc", 1), ("ctc", 3)])

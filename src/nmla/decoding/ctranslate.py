@@ -27,11 +27,11 @@ BATCH_TOKENS = 2048  # of sources that are translated at once
 
 @dataclass(frozen=True)
 class Written:
-    """A translation, and the logarithm of its probability: of its tokens and of its end."""
+    """A translation, and the logarithm of its probability: of its tokens, of a prefix before them, and of its end."""
 
     tokens: list[str]
     score: float
-    ended: bool  # false: it was stopped where translations are never as long
+    ended: bool  # false: it was stopped where translations are never as long, or could not begin (its score is -inf)
     sources: tuple[int, ...] = ()  # the source token that each attended to most, if it was asked for
 
 
@@ -89,7 +89,7 @@ class CTranslator:
             alike: defaultdict[int, list[int]] = defaultdict(list)
             for row, limit in enumerate(limits):
                 alike[limit].append(row)
-            groups = [alike[limit] for limit in sorted(alike)]
+            groups = [alike[limit] for limit in sorted(alike, reverse=True)]  # no core waits for the longest at the end
         else:
             most, batch_type = batch_size, "examples"
             order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
@@ -136,8 +136,11 @@ class CTranslator:
         sources = tuple(max(range(len(row)), key=row.__getitem__) for row in weights[prefix:end])
         return Written(tokens[prefix:end], mean * len(tokens), ended, sources)
 
-    def score(self, sources: Sequence[list[str]], targets: Sequence[list[str]], *, alone: bool = False) -> list[float]:
-        """The logarithm of the probability of each target given its source, its end included."""
+    def score(
+        self, sources: Sequence[list[str]], targets: Sequence[list[str]], given: int = 0, *, alone: bool = False
+    ) -> list[float]:
+        """The logarithm of the probability of each target given its source and its own first `given` tokens, its end
+        included."""
         options: dict[str, Any] = {"max_batch_size": BATCH_TOKENS, "batch_type": "tokens"}
         if alone:
             options = {"max_batch_size": 1, "batch_type": "examples"}
@@ -149,8 +152,8 @@ class CTranslator:
             if len(sources) == 1:
                 return [-math.inf]  # it has fewer positions than was thought
             pairs = zip(sources, targets, strict=True)
-            return [score for source, target in pairs for score in self.score([source], [target], alone=alone)]
-        return [sum(result.log_probs) for result in results]
+            return [score for source, target in pairs for score in self.score([source], [target], given, alone=alone)]
+        return [sum(result.log_probs[given:]) for result in results]
 
 
 def export(model: AutoregressiveTransformer, tokenizer: Tokenizer, directory: Path) -> None:

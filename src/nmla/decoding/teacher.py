@@ -135,12 +135,17 @@ class Teacher:
             source = [*self._prefix, *self.source_tokens(text), *self._suffix]
             sources += [source] * len(of_text)
             targets += [[*self._target_prefix, *self.target_tokens(candidate)] for candidate in of_text]
+        given = len(self._target_prefix)  # which no candidate chose
         pairs = list(zip(sources, targets, strict=True))
         fit = [max(len(source), len(target) + 1) <= self.max_positions for source, target in pairs]
         short = [pair for pair, fits in zip(pairs, fit, strict=True) if fits]
-        totals = iter(self._translator.score(*map(list, zip(*short, strict=True)), alone=alone) if short else [])
+        own_sources, own_targets = [source for source, _ in short], [target for _, target in short]
+        totals = iter(self._translator.score(own_sources, own_targets, given, alone=alone) if short else [])
         means = iter(
-            [next(totals) / (len(target) + 1) if fits else -math.inf for target, fits in zip(targets, fit, strict=True)]
+            [
+                next(totals) / (len(target) - given + 1) if fits else -math.inf
+                for target, fits in zip(targets, fit, strict=True)
+            ]
         )
         return [[next(means) for _ in of_text] for of_text in candidates]
 
@@ -182,6 +187,13 @@ def speaks(directory: Path, tokenizer: Tokenizer) -> bool:
         is_ours(directory)
         and (directory / TOKENIZER).is_file()
         and ((directory / TOKENIZER).read_bytes() == tokenizer.model)
+    )
+
+
+def wants_split_text(directory: Path) -> bool:
+    """Whether a teacher is one of ours that takes words split by "@@"."""
+    return (
+        is_ours(directory) and (directory / TOKENIZER).is_file() and Tokenizer.load(directory / TOKENIZER).pretokenised
     )
 
 

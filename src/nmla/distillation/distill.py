@@ -9,19 +9,21 @@ corpus has the same bytes however the work was shared or stopped.
 import fcntl
 import io
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import ctranslate2
 import numpy as np
 import numpy.typing as npt
 
 from nmla import __version__
+from nmla.config import WIDEST_BEAM
 from nmla.data.assemble import seal, write_shards
 from nmla.data.corpus import (
     MANIFEST,
@@ -35,7 +37,7 @@ from nmla.data.corpus import (
     save_array,
 )
 from nmla.data.workers import cores
-from nmla.decoding.teacher import Format, Teacher, check_teacher, identity, speaks
+from nmla.decoding.teacher import Format, Teacher, check_teacher, identity, speaks, wants_split_text
 from nmla.errors import UsageError
 from nmla.files import publish, write_bytes, write_text
 from nmla.progress import progress_bar, say
@@ -47,7 +49,7 @@ POLL_SECONDS = 0.2  # between looks at what others still do
 KEPT = {
     "empty": "the original, for the teacher wrote nothing",
     "runaway": "the original, for the teacher did not end",
-    "long": "the original, for its source is longer than the teacher can take",
+    "long": "the original, for its source or translation is longer than the teacher can take",
 }
 
 MOST_TEACHERS = 255 - len(KEPT)  # a target's origin is a byte
@@ -62,13 +64,14 @@ def distill(
     compute_type: str = "float32",
     form: Format | None = None,
     threads: int | None = None,
+    show: bool = True,
 ) -> dict[str, int]:
     """Write `output`, the corpus with a target by each of `teachers` for each source, and return its counts.
 
     Until it is whole, `output` does not exist. A stopped run leaves its work in a hidden directory beside it, and the
     same call goes on from there, joins in while another is at work, or finds the corpus made. What a teacher cannot do
     keeps its original target. `origins` in the manifest names the values of train-*.origins.npy, which tell of every
-    target where it came from.
+    target where it came from. `show` shows progress.
     """
     _check(teachers, beam_size, threads)
     data = Corpus.load(corpus)
@@ -78,9 +81,12 @@ def distill(
             raise UsageError(
                 f"{teacher}: the teacher of a corpus that came split already must have its vocabulary, but has another"
             )
+        if wants_split_text(teacher) and not data.tokenizer.pretokenised:
+            raise UsageError(f"{teacher}: the teacher of a corpus of plain text must take that, but wants it split")
     plan = {
         "nmla": __version__,
         "ctranslate2": ctranslate2.__version__,
+        "part_sources": PART_SOURCES,
         "settings": {"beam_size": beam_size, "compute_type": compute_type, **asdict(form or Format())},
         "inputs": {"corpus": content_hash(corpus), "teachers": [identity(teacher) for teacher in teachers]},
     }
@@ -89,7 +95,7 @@ def distill(
     work = output.with_name(f".{output.name}.distilled")
     with suppress(_Done), _joined(work, json.dumps(plan), output):
         try:
-            _Distillation(data, teachers, work, output, beam_size, compute_type, form, threads or cores()).run()
+            _Distillation(data, teachers, work, output, beam_size, compute_type, form, threads or cores()).run(show)
             with _locked(work / "assemble", output):
                 _assemble(corpus, data, teachers, plan, work)
                 publish(work / "corpus", output)
@@ -115,7 +121,8 @@ def _was_made_by(plan: dict[str, Any], output: Path) -> bool:
         manifest = json.loads((output / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(json.loads(json.dumps(plan)) == {name: manifest.get(name) for name in plan})
+    # Not with which versions: a corpus that is whole stays what it is.
+    return all(json.loads(json.dumps(plan[name])) == manifest.get(name) for name in ("settings", "inputs"))
 
 
 def _check(teachers: Sequence[Path], beam_size: int, threads: int | None) -> None:
@@ -124,8 +131,8 @@ def _check(teachers: Sequence[Path], beam_size: int, threads: int | None) -> Non
     if len(teachers) > MOST_TEACHERS:
         raise UsageError(f"there must be at most {MOST_TEACHERS} teachers, but there are {len(teachers)}")
     for name, value in (("beam_size", beam_size), ("threads", threads)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1, but is {value}")
+        if value is not None and not 1 <= value <= WIDEST_BEAM:
+            raise UsageError(f"{name} must be from 1 to {WIDEST_BEAM}, but is {value}")
 
 
 class _Done(Exception):
@@ -134,44 +141,42 @@ class _Done(Exception):
 
 @contextmanager
 def _joined(work: Path, plan: str, output: Path) -> Iterator[None]:
-    """Be one of those who work on `plan`; start anew what an earlier run did for another."""
+    """Be one of those who work on `plan`."""
     if output.exists():
         raise _Done
-    with ExitStack() as held:
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-            members = held.enter_context((work / "members").open("a"))
-            with (work / "lock").open("a") as gate:
-                fcntl.flock(gate, fcntl.LOCK_EX)
-                if output.exists():
-                    raise _Done
-                _begin_or_go_on(work, plan, output, members)
-        except FileNotFoundError:
-            if not output.exists():
-                raise
-            raise _Done from None  # another has just finished, and removed the work
-        yield
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with (work / "lock").open("a") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            if output.exists():
+                raise _Done
+            _begin_or_go_on(work, plan, output)
+    except FileNotFoundError:
+        if not output.exists():
+            raise
+        raise _Done from None  # another has just finished, and removed the work
+    yield
 
 
-def _begin_or_go_on(work: Path, plan: str, output: Path, members: TextIO) -> None:
-    """Be one of the `members`; nobody else is here meanwhile."""
+def _begin_or_go_on(work: Path, plan: str, output: Path) -> None:
+    """Nobody else is here meanwhile."""
     path = work / "plan.json"
-    if path.exists() and path.read_text(encoding="utf-8") == plan:
+    if path.exists():
+        begun, now = json.loads(path.read_text(encoding="utf-8")), json.loads(plan)
+        if others := [name for name in now if now[name] != begun.get(name)]:
+            raise UsageError(
+                f"{work}: must have been begun like this, but was with other {' and '.join(others)}; go on with the "
+                "same command as then, or remove it"
+            )
         say(f"nmla distill: going on with what was done of {output}")
         (work / "parts").mkdir(exist_ok=True)
     else:
-        try:
-            fcntl.flock(members, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{output}: another process makes it from something else") from None
-        if path.exists():
-            say(f"nmla distill: an earlier run for {output} had other settings or inputs; starting anew")
+        # What is left of a work that was being removed; nobody is at it, for there is no plan.
         for entry in work.iterdir():
-            if entry.name not in ("members", "lock"):
+            if entry.name != "lock":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         (work / "parts").mkdir()
         write_text(path, plan)
-    fcntl.flock(members, fcntl.LOCK_SH)
 
 
 @contextmanager
@@ -210,20 +215,22 @@ class _Distillation:
         self.beam_size, self.compute_type, self.form, self.threads = beam_size, compute_type, form, threads
         self.loaded: tuple[int, Teacher] | None = None
 
-    def run(self) -> None:
+    def run(self, show: bool) -> None:
         """Translate parts, in whatever order they are free, until there is none that is not done."""
+        for k in reversed(range(len(self.teachers))):  # so that one that is damaged is found at once
+            self._teacher(k)
         jobs = [(k, block) for k in range(len(self.teachers)) for block in _blocks(self.corpus)]
-        with progress_bar() as bar:
+        with progress_bar(show) as bar:
             task = bar.add_task("translating", total=sum(len(block) for _, block in jobs))
             while left := [job for job in jobs if not self._path(*job).exists()]:
-                bar.update(task, completed=sum(len(block) for _, block in jobs) - sum(len(block) for _, block in left))
                 took_any = False
                 for k, block in left:
                     with _locked(self._path(k, block).with_suffix(".lock"), self.output, wait=False) as mine:
                         if mine and not self._path(k, block).exists():
                             self._translate(k, block)
-                            bar.advance(task, len(block))
                             took_any = True
+                            done = (len(block) for k, block in jobs if self._path(k, block).exists())  # others' too
+                            bar.update(task, completed=sum(done))
                 if not took_any:  # others are at what is left
                     time.sleep(POLL_SECONDS)
 
@@ -248,7 +255,11 @@ class _Distillation:
         origins = []
         for i, source in enumerate(block):
             ids = _target(written[i].tokens, tokenizer, teacher, same) if i in written else []
-            why = "long" if i not in written else "runaway" if not written[i].ended else "" if ids else "empty"
+            why = "" if ids else "empty"
+            if i not in written or written[i].score == -math.inf:
+                why = "long"
+            elif not written[i].ended:
+                why = "runaway"
             targets.append(self._original(source, k) if why else ids)
             origins.append(len(self.teachers) + list(KEPT).index(why) if why else k)
         [(tokens, offsets)] = TokenStore.of(targets, tokenizer.vocab_size).shards
@@ -296,6 +307,7 @@ def _assemble(path: Path, corpus: Corpus, teachers: Sequence[Path], plan: dict[s
             parts = [_load_part(_part_path(work, k, block)) for k in range(len(teachers))]
             origins.append(np.stack([of_part for _, of_part in parts], axis=1).flatten())
             stores = [store for store, _ in parts]
+            assert all(len(store) == len(of_part) == len(block) for store, of_part in parts)
             sources = corpus.train_source.take(block)
             rows = ((source, [store[i] for store in stores]) for i, source in enumerate(sources))
             yield Shard.of(rows, corpus.tokenizer.vocab_size)

@@ -10,7 +10,7 @@ from nmla.data.workers import cores
 from nmla.distillation.distill import distill
 from nmla.errors import UsageError
 from nmla.training.loop import train
-from nmla.training.machine import start_fabric
+from nmla.training.machine import processes, start_fabric
 
 
 def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
@@ -44,7 +44,8 @@ def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
             output=output / "corpus",
             beam_size=teacher.beam_size,
             compute_type=teacher.compute_type,
-            threads=max(cores() // fabric.world_size, 1),
+            threads=max(cores() // processes(recipe.machine)[0], 1),
+            show=fabric.is_global_zero,
         )
     except UsageError as error:
         if (output / "corpus").exists():
