@@ -4,8 +4,8 @@
 
 Without a model it trains a small one on the generated language, which takes a minute. All translate the same lines, in
 batches of like length, on all cores. In torch there are two: the plain greedy decoder, which reads the whole sentence
-again for each word, and one that remembers what attention has seen, with which our tests compare. Rivals take turns,
-and the best of the turns counts; for each torch decoder also the best of several batch sizes.
+again for each word, and one that remembers what attention has seen. Rivals take turns, and the best of the turns
+counts; for each torch decoder also the best of several batch sizes.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,9 +24,10 @@ from nmla.config import parse_recipe
 from nmla.data.batching import pad
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import ONE_MODE, generate
-from nmla.decoding.greedy import greedy_decode, longest_output
+from nmla.decoding.ctranslate import longest_output
 from nmla.decoding.teacher import Teacher
 from nmla.models.autoregressive import AutoregressiveTransformer
+from nmla.models.layers import Attention, sinusoidal_positions
 from nmla.models.pretrained import load_model
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import BOS, EOS
@@ -73,8 +75,70 @@ def plain_decode(
     return [[*map(int, row[: (row == EOS).int().argmax()])] for row in target], []
 
 
+class Seen(torch.nn.Module):
+    """In the place of an attention's keys and values: those of all places so far."""
+
+    def __init__(self, key_value: torch.nn.Module, own: bool) -> None:
+        super().__init__()
+        self.key_value, self.own = key_value, own
+        self.states: torch.Tensor | None = None
+
+    def forward(self, memory: torch.Tensor) -> torch.Tensor:
+        if self.states is None or self.own:  # the encoder's states never change
+            new = self.key_value(memory)
+            self.states = new if self.states is None else torch.cat([self.states, new], 1)
+        return self.states
+
+
+@contextmanager
+def remembering(model: AutoregressiveTransformer) -> Iterator[list[Seen]]:
+    """Meanwhile its decoder sees all that it was given, and is given one word at a time."""
+    attentions = [of for of in model.decoder.modules() if isinstance(of, Attention)]
+    plain = [of.key_value for of in attentions]
+    seen = [Seen(key_value, own=number % 2 == 0) for number, key_value in enumerate(plain)]
+    for attention, of in zip(attentions, seen, strict=True):
+        attention.key_value = of  # type: ignore[assignment]
+    yield seen
+    for attention, key_value in zip(attentions, plain, strict=True):
+        attention.key_value = key_value
+
+
+@torch.inference_mode()
+def remembering_decode(
+    model: AutoregressiveTransformer, source: torch.Tensor, lengths: torch.Tensor
+) -> tuple[list[list[int]], list[float]]:
+    """Greedy decoding in which each word is read once, and who has ended leaves the batch."""
+    memory = model.encode(source, lengths)
+    most = longest_output(source.shape[1])
+    table = model.decoder_positions
+    places = sinusoidal_positions(most, model.config.d_model, memory.states) if table is None else table.weight[:most]
+    outputs: list[list[int]] = [[] for _ in source]
+    scores = torch.zeros(len(source), dtype=torch.float64)
+    rows = torch.arange(len(source))  # that have not ended
+    tokens = torch.full_like(rows, BOS)
+    with remembering(model) as seen:
+        for place in places:
+            x = model.embed(tokens[:, None]) + place
+            for layer in model.decoder:
+                x = layer(x, None, memory.states, memory.keep)
+            logits = torch.nn.functional.linear(model.decoder_norm(x[:, 0]), model.embedding.weight)
+            best, tokens = logits.log_softmax(-1).max(-1)
+            scores[rows] += best
+            going = tokens != EOS
+            for index, token in zip(rows[going].tolist(), tokens[going].tolist(), strict=True):
+                outputs[index].append(token)
+            if not going.all():
+                rows, tokens = rows[going], tokens[going]
+                memory = memory._replace(states=memory.states[going], keep=memory.keep[going])
+                for of in seen:
+                    of.states = None if of.states is None else of.states[going]
+            if not len(rows):
+                break
+    return outputs, scores.tolist()
+
+
 def by_torch(
-    model: AutoregressiveTransformer, sources: list[list[int]], most: int, decode: Decoder = greedy_decode
+    model: AutoregressiveTransformer, sources: list[list[int]], most: int, decode: Decoder = remembering_decode
 ) -> dict[int, tuple[list[int], float]]:
     """Translations and scores, in batches of at most `most` source tokens."""
     done: dict[int, tuple[list[int], float]] = {}
@@ -124,7 +188,7 @@ def measure(path: Path, lines: list[str]) -> None:
     teachers = {kind: Teacher(path, compute_type=kind, workers=CORES) for kind in ("float32", "int8")}
     tokens = [teachers["float32"].source_tokens(line) for line in lines]
     rivals: dict[str, Callable[[], object]] = {}
-    for name, decode in (("plain", plain_decode), ("remembering", greedy_decode)):
+    for name, decode in (("plain", plain_decode), ("remembering", remembering_decode)):
         for most in BATCH_TOKENS[name]:
             work = functools.partial(by_torch, model, ids, most, decode)
             rivals[f"torch, greedy, {name}, batches of {most} tokens"] = work

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from greedy import greedy_decode
 from nmla.config import ModelConfig
 from nmla.data.batching import pad
 from nmla.data.corpus import Corpus
-from nmla.decoding.ctranslate import CTranslator, export
-from nmla.decoding.greedy import greedy_decode, longest_output
+from nmla.decoding.ctranslate import CTranslator, export, longest_output
 from nmla.decoding.translator import Translator
 from nmla.errors import UsageError
 from nmla.models.pretrained import build_model

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from nmla.config import ModelConfig
-from nmla.decoding.greedy import greedy_decode, longest_output
 from nmla.losses.cross_entropy import LENGTH_CLASSES as LENGTH_CLASSES_OF_THE_LOSS
 from nmla.models.fixed_length import LENGTH_CLASSES
 from nmla.models.glancing import reveal
 from nmla.models.layers import set_dropout, sinusoidal_positions
 from nmla.models.pretrained import FAMILIES, build_model
 from nmla.models.transformer import NOT_TOLD, uniform_copy
-from nmla.text.tokenizer import EOS
 
 VOCAB = 50
 SMALL = ModelConfig(d_model=32, heads=4, feed_forward=64, encoder_layers=2, decoder_layers=2, upsample=3)
@@ -95,27 +93,6 @@ def test_autoregressive_word_sees_no_later_one():
     one, other = (model(source, torch.tensor([6]), t, torch.tensor([8])).logits[0] for t in (target, changed))
     assert torch.equal(one[:6], other[:6])
     assert not torch.allclose(one[6:], other[6:])
-
-
-@pytest.mark.parametrize(("norm", "positions"), SHAPES)
-def test_greedy_decoding_writes_what_the_whole_sentence_says(norm, positions):
-    """Word by word with a cache, in a batch from which finished sentences leave, is the same as all at once."""
-    model = build("autoregressive", norm, positions)
-    # Weights as they are drawn hardly ever end a sentence; push the end up, to a different length for each source.
-    model.embedding.weight.data[EOS] *= 3
-    source, lengths = garbage(6, 9), torch.tensor([9, 3, 5, 1, 7, 2])
-    outputs, scores = greedy_decode(model, source, lengths)
-    assert len(set(map(len, outputs))) > 1
-    for i, output in enumerate(outputs):
-        target = torch.tensor([output], dtype=torch.long).reshape(1, -1)
-        words = torch.tensor([len(output)])
-        logits = model(source[i : i + 1, : lengths[i]], lengths[i : i + 1], target, words).logits[0].detach()
-        best = logits.argmax(-1).tolist()
-        assert best[:-1] == output
-        ended = best[-1] == EOS
-        assert ended or len(output) == longest_output(int(lengths[i]))
-        score = logits[: len(output) + ended].log_softmax(-1).amax(-1).sum()
-        assert scores[i] == pytest.approx(float(score), rel=1e-4)
 
 
 def test_fixed_length_model_chooses_its_length():

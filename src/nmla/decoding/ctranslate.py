@@ -15,7 +15,6 @@ import torch
 from ctranslate2.specs import TransformerSpec
 from torch import Tensor, nn
 
-from nmla.decoding.greedy import longest_output
 from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.layers import Attention, Layer, sinusoidal_positions
 from nmla.text.tokenizer import BOS, EOS, UNK, Tokenizer
@@ -23,6 +22,11 @@ from nmla.text.tokenizer import BOS, EOS, UNK, Tokenizer
 POSITIONS = 4096  # of a table of sines and cosines: CTranslate2's own are other ones
 LAYER_NORM_EPSILON = 1e-5  # torch's
 BATCH_TOKENS = 2048  # of sources that are translated at once
+
+
+def longest_output(source_tokens: int) -> int:
+    """How many tokens a translation may have before it is stopped; alike for sources of like length."""
+    return 2 * (-source_tokens // 8 * -8) + 20
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from nmla.models.layers import Cache
-from nmla.models.transformer import Memory, Output, Transformer
+from nmla.models.transformer import Output, Transformer
 from nmla.text.tokenizer import BOS
 
 
@@ -14,7 +13,3 @@ class AutoregressiveTransformer(Transformer):
         before_BT = target_BL.new_full((len(target_BL), target_BL.shape[1] + 1), BOS)
         before_BT[:, 1:] = target_BL
         return Output(self.decode(self.embed(before_BT), None, memory), lengths_B + 1)
-
-    def step(self, tokens_B: Tensor, place: int, memory: Memory, cache: Cache) -> Tensor:
-        """Logits ``(B, V)`` of what follows `tokens_B`, which stand at `place`; `cache` holds what came before."""
-        return self.decode(self.embed(tokens_B[:, None]), None, memory, place, cache)[:, 0]

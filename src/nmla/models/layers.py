@@ -10,9 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# What attention has seen so far, while a sentence is written word by word: the keys and values of each of its modules.
-Cache = dict[nn.Module, Tensor]
-
 
 def length_mask(lengths_B: Tensor, size: int) -> Tensor:
     """``(B, size)``, true where a position is in use."""
@@ -37,17 +34,12 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self,
-        queries_BTD: Tensor,
-        memory_BSD: Tensor,
-        keep_BS: Tensor | None = None,
-        causal: bool = False,
-        cache: Cache | None = None,
+        self, queries_BTD: Tensor, memory_BSD: Tensor, keep_BS: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        key, value = self._keys_and_values(memory_BSD, queries_BTD is memory_BSD, cache).chunk(2, dim=-1)
+        key, value = self.key_value(memory_BSD).chunk(2, dim=-1)
         mixed = F.scaled_dot_product_attention(
             split(self.query(queries_BTD)),
             split(key),
@@ -56,15 +48,6 @@ class Attention(nn.Module):
             is_causal=causal,
         )
         return self.output(mixed.transpose(1, 2).flatten(-2))
-
-    def _keys_and_values(self, memory_BSD: Tensor, own: bool, cache: Cache | None) -> Tensor:
-        if cache is None:
-            return self.key_value(memory_BSD)
-        if own:  # one position more
-            cache[self] = torch.cat([*([cache[self]] if self in cache else []), self.key_value(memory_BSD)], dim=1)
-        elif self not in cache:  # the encoder's states never change
-            cache[self] = self.key_value(memory_BSD)
-        return cache[self]
 
 
 class Layer(nn.Module):
@@ -88,11 +71,10 @@ class Layer(nn.Module):
         memory: Tensor | None = None,
         memory_keep: Tensor | None = None,
         causal: bool = False,
-        cache: Cache | None = None,
     ) -> Tensor:
-        x = self._part(x, self.self_norm, lambda h: self.self_attention(h, h, keep, causal, cache))
+        x = self._part(x, self.self_norm, lambda h: self.self_attention(h, h, keep, causal))
         if (attend := self.cross_attention) is not None and self.cross_norm is not None:
-            x = self._part(x, self.cross_norm, lambda h: attend(h, memory, memory_keep, cache=cache))
+            x = self._part(x, self.cross_norm, lambda h: attend(h, memory, memory_keep))
         return self._part(x, self.feed_forward_norm, self.feed_forward)
 
     def _part(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmla.config import ModelConfig
-from nmla.models.layers import Cache, Layer, initialise, length_mask, sinusoidal_positions
+from nmla.models.layers import Layer, initialise, length_mask, sinusoidal_positions
 
 
 class Output(NamedTuple):
@@ -67,20 +67,17 @@ class Transformer(nn.Module):
             x = layer(x, keep)
         return Memory(self.encoder_norm(x), keep, source_lengths_B)
 
-    def decode(
-        self, x_BTD: Tensor, keep_BT: Tensor | None, memory: Memory, first: int = 0, cache: Cache | None = None
-    ) -> Tensor:
-        """Logits ``(B, T, V)``. Without `keep_BT` no position sees a later one; `first` is the place of the first."""
-        x = self._with_positions(x_BTD, self.decoder_positions, first)
-        causal = keep_BT is None and cache is None  # with a cache there is nothing later to be seen
+    def decode(self, x_BTD: Tensor, keep_BT: Tensor | None, memory: Memory) -> Tensor:
+        """Logits ``(B, T, V)``. Without `keep_BT` no position sees a later one."""
+        x = self._with_positions(x_BTD, self.decoder_positions)
         for layer in self.decoder:
-            x = layer(x, keep_BT, memory.states, memory.keep, causal, cache)
+            x = layer(x, keep_BT, memory.states, memory.keep, causal=keep_BT is None)
         return F.linear(self.decoder_norm(x), self.embedding.weight)
 
-    def _with_positions(self, x: Tensor, table: nn.Embedding | None, first: int = 0) -> Tensor:
-        end = first + x.shape[1]
-        positions = sinusoidal_positions(end, x.shape[2], like=x) if table is None else table.weight[:end]
-        return self.dropout(x + positions[first:])
+    def _with_positions(self, x: Tensor, table: nn.Embedding | None) -> Tensor:
+        size, width = x.shape[1:]
+        positions = sinusoidal_positions(size, width, like=x) if table is None else table.weight[:size]
+        return self.dropout(x + positions)
 
 
 class ParallelTransformer(Transformer):
