@@ -72,6 +72,8 @@ def test_table_has_every_row_with_its_command(made, digits, capsys):
     assert text.startswith("## Copying digits\n\nWhat the rows are.\n")
     assert f"    nmla reproduce {path}\n" in text
     assert (path.parent / "out" / "table.md").read_text() == text
+    assert text.endswith("\n\n![Copying digits](table.svg)\n")
+    assert "NMLA" in (path.parent / "out" / "table.svg").read_text()
     assert "± " in next(line for line in text.split("\n") if line.startswith("| CTC |"))  # two seeds
     told = json.loads((path.parent / "out" / "table.json").read_text())
     for way in ("argmax", "tuned beam"):

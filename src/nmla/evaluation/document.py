@@ -61,7 +61,7 @@ def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str]
             if not isinstance(block, Picture):
                 parts += [_markdown(block)] if block else []
             elif file := next(files, ""):
-                parts.append(f"![{heading}]({file})")
+                parts.append(f"![{heading or title}]({file})")
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translation import Translation
 from nmla.evaluation.analysis import System
-from nmla.evaluation.document import Block, Code, Figures, Section, to_html, to_markdown
+from nmla.evaluation.document import Block, Code, Figures, Picture, Section, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
 from nmla.evaluation.runs import find_runs, report
 from nmla.files import write_text
@@ -25,7 +25,7 @@ Results = dict[Of, dict[str, Any]]
 
 
 def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
-    """The table from its finished stages as Markdown; also written beside them, as Markdown, JSON and a page.
+    """The table from its finished stages as Markdown; also written beside them, with its curves, as JSON and as a page.
 
     What is not among `wanted` is named as not run.
     """
@@ -53,17 +53,22 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
         _command(of, stage, results[of], root, beside if of[:2] != baseline else None) for of, stage in wanted.items()
     ]
     blocks += ["Single numbers:", Code("\n".join(commands))]
-    written = Path(table.output) / path.stem
-    text = to_markdown(table.title, [("", blocks)])
-    write_text(written.with_name(f"{written.name}.md"), text)
     told = [
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
-    write_text(written.with_name(f"{written.name}.json"), json.dumps(told, indent=2) + "\n")
     shown = {of[0]: of for of in reversed(first)}  # each row in its first way
     sections = _report(table, {row: first[shown[row]] for row, _ in first}, wanted, references, root)
-    write_text(written.with_name(f"{written.name}.html"), to_html(table.title, [("The table", blocks), *sections]))
+    curves = next(block for _, of in sections for block in of if isinstance(block, Picture))
+    text = to_markdown(table.title, [("", [*blocks, curves])], [f"{path.stem}.svg"])
+    page = to_html(table.title, [("The table", blocks), *sections])
+    for ending, content in (
+        ("svg", curves.svg),
+        ("md", text),
+        ("json", json.dumps(told, indent=2) + "\n"),
+        ("html", page),
+    ):
+        write_text(Path(table.output) / f"{path.stem}.{ending}", content)
     return text
 
 
