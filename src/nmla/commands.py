@@ -273,15 +273,15 @@ def run_bench_speed(args: argparse.Namespace) -> None:
     if not lines:  # told before the models are loaded
         raise DataError(f"{args.source}: must hold at least one line, but is empty")
     search = {name: getattr(args, name) for name in ("lm", "beam_size", "alpha", "beta")}
-    systems = load_systems(directories, threads=args.threads, compute_types=args.compute_types, **search)
-    speed = measure_speed(
-        systems,
-        choose_sentences(lines, args.sentences, systems, str(args.source)),
-        batch_sizes=args.batch_sizes,
-        threads=args.threads,
-        turns=args.turns,
-        baseline=args.baseline,
-    )
+    with load_systems(directories, threads=args.threads, compute_types=args.compute_types, **search) as systems:
+        speed = measure_speed(
+            systems,
+            choose_sentences(lines, args.sentences, systems, str(args.source)),
+            batch_sizes=args.batch_sizes,
+            threads=args.threads,
+            turns=args.turns,
+            baseline=args.baseline,
+        )
     print(table(speed, args.format))
     if args.format == "tsv":  # which has no place for it
         say("; ".join(f"{name}: {value}" for name, value in speed.machine.items()))

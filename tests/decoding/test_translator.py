@@ -10,6 +10,7 @@ import nmla
 from decoding import trials
 from nmla.config import Decoding, ModelConfig
 from nmla.decoding.argmax import argmax_decode
+from nmla.decoding.translation import batches
 from nmla.decoding.translator import MAX_SOURCE_TOKENS, Translator
 from nmla.errors import DataError, UsageError
 from nmla.models.pretrained import build_model
@@ -40,6 +41,22 @@ def test_order_and_number_of_lines_are_kept_whatever_the_batching(translator, di
     examples = translator.translate_batch(lines, max_batch_size=3, batch_type="examples", fast=True)
     assert [t.text for t in examples] == whole
     assert [translator.translate(line) for line in lines] == whole
+
+
+def test_batches():
+    """Of like length, and as large as is asked for; where lines are counted, not too wide for a processor."""
+    lengths = [9, 1, 5, 2, 8]
+    double = (2).__mul__
+
+    def of(kind, most, **limit):
+        settings = Decoding(fast=True, batch_type=kind, max_batch_size=most)
+        return [[lengths[row] for row in rows] for rows in batches(lengths, settings, double, **limit)]
+
+    assert of("tokens", 20) == [[1, 2], [5], [8], [9]]
+    assert of("tokens", 20, widest=2) == of("tokens", 20)
+    assert of("examples", 3) == [[1, 2, 5], [8, 9]]
+    assert of("examples", 3, widest=20) == [[1, 2], [5], [8], [9]]
+    assert of("examples", 2, widest=36) == [[1, 2], [5, 8], [9]]
 
 
 def test_blank_lines_come_back_as_they_are(translator):

@@ -1,6 +1,5 @@
 """Speed, with rivals and a clock that are made up: nothing here depends on time."""
 
-import itertools
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -17,30 +16,27 @@ from nmla.decoding.translator import save_decoding
 from nmla.errors import DataError, UsageError
 from nmla.evaluation import speed as module
 from nmla.evaluation.report import COLOURS, curves
-from nmla.evaluation.speed import System, choose_sentences, load_systems, measure_speed
+from nmla.evaluation.speed import System, choose_sentences, load_systems, measure_speed, timed
 from nmla.evaluation.speed_report import picture, table
 from nmla.models.pretrained import build_model, load_model, save_model
 
 
 class World:
-    """A clock that goes on only when a system works, and what was done in it."""
+    """Systems that say how long they took, and what they were asked to do."""
 
     def __init__(self):
-        self.now = 0.0
         self.calls = []
-
-    def clock(self):
-        return self.now
 
     def system(self, name, cost, **options):
         """It takes `cost(texts, batch size, threads)` seconds."""
 
-        def translate(texts, batch_size, threads):
-            assert torch.get_num_threads() == threads
-            self.calls.append((name, threads, batch_size, list(texts)))
-            self.now += cost(texts, batch_size, threads)
+        def seconds(calls, batch_size, threads):
+            self.calls += [(name, threads, batch_size, list(texts)) for texts in calls]
+            return [cost(texts, batch_size, threads) for texts in calls]
 
-        return System(name, translate, length=lambda text: len(text.split()), longest=100, **options)
+        return System(
+            name, seconds, lengths=lambda texts: [len(text.split()) for text in texts], longest=100, **options
+        )
 
     def timed(self, warm_ups):
         """The calls that were timed: they come after those that warm up."""
@@ -72,7 +68,7 @@ def figure(speed, system, batch_size=1, group="all", threads=1):
 def test_rivals_take_turns_and_none_is_always_first(world):
     systems = [world.system(name, steady(1.0)) for name in "abc"]
     sources = sentences(1, 2)
-    measure_speed(systems, sources, batch_sizes=[2, 1], threads=[2, 1], turns=4, clock=world.clock)
+    measure_speed(systems, sources, batch_sizes=[2, 1], threads=[2, 1], turns=4)
     one_turn = 2 * 3 * (2 + 1)  # threads, systems, calls: each sentence alone, then both
     timed = world.timed(len(world.calls) - 4 * one_turn)
     assert {call[0] for call in world.calls[: -4 * one_turn]} == {"a", "b", "c"}  # all are warm
@@ -93,9 +89,7 @@ def test_warm_up_is_not_timed(world):
     def first_is_slow(texts, batch_size, threads):
         return 1.0 if (threads, batch_size) in seen else seen.add((threads, batch_size)) or 100.0
 
-    speed = measure_speed(
-        [world.system("a", first_is_slow)], sentences(1, 2), batch_sizes=[1, 2], threads=[1, 2], clock=world.clock
-    )
+    speed = measure_speed([world.system("a", first_is_slow)], sentences(1, 2), batch_sizes=[1, 2], threads=[1, 2])
     assert {seconds for one in speed.figures for seconds in one.seconds} == {2.0, 1.0}
 
 
@@ -103,9 +97,7 @@ def test_ratios_are_those_of_a_turn(world):
     """A machine that gets slower from turn to turn changes times, but not ratios."""
     drift = {"base": iter([1, 1, 2, 4]), "rival": iter([1, 0.5, 1, 1])}  # the first is the warm-up
     systems = [world.system(name, lambda *_, name=name: next(drift[name])) for name in drift]
-    speed = measure_speed(
-        systems, sentences(3, 5), batch_sizes=[2], threads=[1], turns=3, baseline="base", clock=world.clock
-    )
+    speed = measure_speed(systems, sentences(3, 5), batch_sizes=[2], threads=[1], turns=3, baseline="base")
     rival = figure(speed, "rival", 2)
     assert rival.seconds == (0.5, 1.0, 1.0)
     assert rival.ratios == (2.0, 2.0, 4.0)
@@ -124,9 +116,7 @@ def test_ratios_are_those_of_a_turn(world):
 def test_latency_is_of_sentences(world):
     """Each takes as many milliseconds as it has words: 1 to 11."""
     system = world.system("a", lambda texts, *_: sum(len(text.split()) for text in texts) / 1000)
-    speed = measure_speed(
-        [system], sentences(*range(11, 0, -1)), batch_sizes=[1], turns=2, threads=[1], clock=world.clock
-    )
+    speed = measure_speed([system], sentences(*range(11, 0, -1)), batch_sizes=[1], turns=2, threads=[1])
     one = figure(speed, "a")
     assert one.medians == pytest.approx((6.0, 6.0))
     assert one.ninetieths == pytest.approx((10.0, 10.0))
@@ -137,9 +127,7 @@ def test_latency_is_of_sentences(world):
 def test_groups_are_thirds_by_length(world):
     systems = [world.system("a", lambda texts, *_: sum(len(text.split()) for text in texts))]
     lengths = [9, 1, 5, 2, 8, 4, 7, 3, 6, 10]
-    speed = measure_speed(
-        systems, sentences(*lengths), batch_sizes=[1, 2, 3, 4], turns=1, threads=[1], clock=world.clock
-    )
+    speed = measure_speed(systems, sentences(*lengths), batch_sizes=[1, 2, 3, 4], turns=1, threads=[1])
     assert speed.lengths == {"all": (1, 10), "short": (1, 3), "middle": (4, 6), "long": (7, 10)}
     for size in (1, 3):  # the smallest and the largest that a third fills
         short, middle, long = (figure(speed, "a", size, group) for group in ("short", "middle", "long"))
@@ -151,27 +139,25 @@ def test_groups_are_thirds_by_length(world):
 
 
 def test_few_sentences_have_no_groups(world, capsys):
-    speed = measure_speed([world.system("a", steady(1))], sentences(1, 2), batch_sizes=[1, 8], clock=world.clock)
+    speed = measure_speed([world.system("a", steady(1))], sentences(1, 2), batch_sizes=[1, 8])
     assert {one.group for one in speed.figures} == {"all"}
     assert "batches of 8 are not full: there are 2 sentences" in capsys.readouterr().err
 
 
 def test_who_is_only_measured_alone(world):
     systems = [world.system("a", steady(1)), world.system("a, default mode", steady(2), alone=True)]
-    speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1], clock=world.clock)
+    speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1])
     assert {one.batch_size for one in speed.figures if one.system == "a, default mode"} == {1}
     assert figure(speed, "a, default mode").ratios == (0.5,) * 5
     assert "default mode" not in "".join(ElementTree.fromstring(picture(speed)).itertext())
-    speed = measure_speed(
-        systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1], baseline="a, default mode", clock=world.clock
-    )
+    speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1], baseline="a, default mode")
     assert figure(speed, "a", 2).ratios == ()
     assert "| a | 2 (2 to 2) | – |" in table(speed, "markdown")
 
 
 def test_baseline(world):
     systems = [world.system(name, steady(1), reference=name in "cd") for name in "abcd"]
-    settings = {"batch_sizes": [1], "turns": 1, "threads": [1], "clock": world.clock}
+    settings = {"batch_sizes": [1], "turns": 1, "threads": [1]}
     assert measure_speed(systems, ["x"], **settings).baseline == "c"
     assert measure_speed(systems[:2], ["x"], **settings).baseline == "a"
     assert measure_speed(systems, ["x"], baseline="b", **settings).baseline == "b"
@@ -195,28 +181,23 @@ def test_wrong_input_is_told(world, change, message):
     settings = {"systems": "a", "sources": ["x"], "batch_sizes": [1], "threads": [1], "turns": 1, **change}
     systems = [world.system(name, steady(1)) for name in settings.pop("systems")]
     with pytest.raises((UsageError, DataError), match=message):
-        measure_speed(systems, settings.pop("sources"), clock=world.clock, **settings)
+        measure_speed(systems, settings.pop("sources"), **settings)
     assert world.calls == []
 
 
 def test_more_threads_than_cores_are_told(world, monkeypatch, capsys):
     monkeypatch.setattr(module, "cores", lambda: 1)
-    speed = measure_speed([world.system("a", steady(1))], ["x"], batch_sizes=[1], threads=[1, 2], clock=world.clock)
+    speed = measure_speed([world.system("a", steady(1))], ["x"], batch_sizes=[1], threads=[1, 2])
     assert {one.threads for one in speed.figures} == {1, 2}
     assert capsys.readouterr().err == "2 threads are more than this machine's cores, 1: they wait for each other\n"
 
 
-def test_torch_has_its_threads_back(world):
-    before = torch.get_num_threads()
-    measure_speed([world.system("a", steady(1))], ["x"], batch_sizes=[1], threads=[before + 1], clock=world.clock)
-    assert torch.get_num_threads() == before
-
-    def fails(*_):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        measure_speed([world.system("a", fails)], ["x"], batch_sizes=[1], threads=[before + 1], clock=world.clock)
-    assert torch.get_num_threads() == before
+def test_calls_are_timed_one_by_one(monkeypatch):
+    now = iter([0.0, 1.0, 5.0, 8.0])
+    monkeypatch.setattr(module.time, "perf_counter", now.__next__)
+    told = []
+    assert timed(lambda *call: told.append(call), [["a"], ["b", "c"]], 2, 3) == [1.0, 3.0]
+    assert told == [(["a"], 2, 3), (["b", "c"], 2, 3)]
 
 
 def test_sentences_come_from_all_parts_of_the_text(world, capsys):
@@ -235,7 +216,7 @@ def test_sentences_come_from_all_parts_of_the_text(world, capsys):
 
 def test_forms(world):
     systems = [world.system("a|b", steady(1)), world.system("c", steady(2), alone=True)]
-    speed = measure_speed(systems, sentences(1, 2, 3), batch_sizes=[1, 2], clock=world.clock)
+    speed = measure_speed(systems, sentences(1, 2, 3), batch_sizes=[1, 2])
     header, *rows = [line.split("\t") for line in table(speed, "tsv").splitlines()]
     assert len(rows) == len(speed.figures)
     assert {len(row) for row in rows} == {len(header)}
@@ -290,7 +271,11 @@ def models(digits, copy_run, tmp_path_factory):
 
 
 def test_every_way_to_decode_is_a_system(models, digits):
-    systems = load_systems(models, threads=[1])
+    with load_systems(models, threads=[1]) as systems:
+        lines = (digits / "valid.txt").read_text().splitlines()
+        texts = choose_sentences(lines, 7, systems)
+        assert [system.lengths(["1 2 3", ""]) for system in systems] == [[6, 0]] * len(systems)
+        speed = measure_speed(systems, texts, batch_sizes=[1, 2], threads=[1], turns=1)
     ours = ["plain argmax", "tuned argmax", "tuned beam 4"]
     written = [
         f"{name} {search} {kind}"
@@ -306,38 +291,43 @@ def test_every_way_to_decode_is_a_system(models, digits):
     assert {system.name for system in systems if system.reference} == {
         f"{of} beam 5 int8" for of in ("teacher", "foreign")
     }
-    lines = (digits / "valid.txt").read_text().splitlines()
-    texts = choose_sentences(lines, 7, systems)
-    assert [system.length("1 2 3") for system in systems] == [6] * len(systems)
-    speed = measure_speed(systems, texts, batch_sizes=[1, 2], threads=[1], turns=1, clock=itertools.count().__next__)
     assert speed.baseline == "teacher beam 5 int8"
-    assert figure(speed, "foreign greedy int8", 1).seconds == (7,)
-    assert figure(speed, "foreign greedy int8", 2).seconds == (1,)
+    assert all(min(one.seconds) > 0 for one in speed.figures)
 
 
-def test_systems_translate_as_their_models_do(models):
+@pytest.fixture
+def said(monkeypatch):
+    """What systems of this process translated, in place of how long it took."""
+    monkeypatch.setattr(module, "timed", lambda translate, *call: translate(*call))
+
+
+def test_systems_translate_as_their_models_do(models, said):
     texts = ["1 2 3", "4", "5 6 7 8 9"]
-    systems = {system.name: system for system in load_systems(models, threads=[2], compute_types=["float32"])}
-    told = [of.text for of in systems["plain argmax"].translate(texts, 2, 2)]
-    assert told == texts
-    assert [of.text for of in systems["tuned beam 4"].translate(texts, 2, 2)] == texts
-    ours, theirs = (systems[f"{name} beam 5 float32"] for name in ("teacher", "foreign"))
-    assert ours.translate(texts, 1, 2) == Teacher(models["teacher"]).translate(texts)
-    assert ours.translate(texts, 3, 2) == theirs.translate(texts, 3, 2)
+    before = torch.get_num_threads()
+    try:
+        [plain, _] = module._parallel("plain", models["plain"], {})
+        [*_, search, _] = module._parallel("tuned", models["tuned"], {})
+        for system in (plain, search):
+            assert [of.text for of in system.seconds(texts, 2, before + 1)] == texts
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    [(_, ours), (_, theirs)] = (
+        module._sequential(name, models[name], [2], "float32", True) for name in ("teacher", "foreign")
+    )
+    assert ours.seconds(texts, 1, 2) == Teacher(models["teacher"]).translate(texts)
+    assert ours.seconds(texts, 3, 2) == theirs.seconds(texts, 3, 2)
 
 
 def test_search_that_is_asked_for(models):
-    plain = {"plain": models["plain"]}
+    def ways(**search):
+        _, found = module._ways("plain", models["plain"], **search)
+        return {way: (of["beam_size"], of["alpha"]) for way, of in found.items()}
 
-    def names(**search):
-        return [system.name for system in load_systems(plain, **search) if not system.alone]
-
-    assert names() == ["plain argmax"]
-    assert names(beam_size=3) == ["plain argmax", "plain beam 3"]
+    assert ways() == {"argmax": (1, 0)}
+    assert ways(beam_size=3) == {"argmax": (1, 0), "beam 3": (3, 0)}
     lm = models["tuned"] / "language.lm"
-    assert names(lm=lm) == ["plain argmax", "plain beam 20"]
-    system = load_systems(plain, lm=lm)[2]
-    assert system.translate.args[1]["alpha"] == 0.3
+    assert ways(lm=lm) == {"argmax": (1, 0), "beam 20": (20, 0.3)}
     for search, message in (
         ({"lm": lm, "beam_size": 1}, "plain: a language model and weights are for a search, but beam_size is 1"),
         ({"alpha": 0.5}, "plain: a language model and weights are for a search, but beam_size is 1"),
@@ -345,6 +335,16 @@ def test_search_that_is_asked_for(models):
         ({"beam_size": 0}, "beam_size must be a whole number of at least 1, but is 0"),
     ):
         with pytest.raises(UsageError, match=message):
-            names(**search)
-    with pytest.raises(UsageError, match="must be a model directory"):
-        load_systems({"x": models["plain"] / "nowhere"})
+            ways(**search)
+
+
+def test_what_is_wrong_with_a_model_is_told(models, tmp_path):
+    """Also when it is found in the model's own process."""
+    damaged = shutil.copytree(models["plain"], tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    for directory, message in (
+        (tmp_path / "nowhere", "must be a model directory"),
+        (damaged, r"damaged: .*model\.safetensors"),
+    ):
+        with pytest.raises((UsageError, DataError), match=message), load_systems({"x": directory}):
+            raise AssertionError

@@ -1,5 +1,6 @@
 """Translations by models that write all words at once."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from nmla.text.tokenizer import BLANK, PAD, Tokenizer
 
 Found = Callable[[], list[Translation]]  # waits for a search, if there is one
 ROUND_TO = 8  # source lengths are padded to a multiple of this
+WIDEST = 2048  # output positions that a processor works on at once, when sentences were counted: its caches are small
 FULL = 96  # output positions that keep a processor busy: as many sentences go together, whatever there is
 
 
@@ -77,7 +79,8 @@ class ParallelDecoder:
         config = self.model.config
         if settings.fast:
             several = settings.beam_size if config.family == "fixed_length" else 1
-            for rows in batches(lengths, settings, lambda length: several * output_positions(config, length)):
+            widest = WIDEST if self._device.type == "cpu" else math.inf
+            for rows in batches(lengths, settings, lambda length: several * output_positions(config, length), widest):
                 yield rows, len(rows), max(lengths[row] for row in rows)
             return
         alike: defaultdict[int, list[int]] = defaultdict(list)

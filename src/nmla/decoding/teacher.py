@@ -18,7 +18,7 @@ from nmla.decoding.ctranslate import POSITIONS, CTranslator, Written
 from nmla.errors import DataError, UsageError
 from nmla.files import sha256
 from nmla.models.autoregressive import AutoregressiveTransformer
-from nmla.models.pretrained import CONFIG, WEIGHTS, load_model
+from nmla.models.pretrained import CONFIG, WEIGHTS, load_model, read_config
 from nmla.text.tokenizer import EOS, Tokenizer
 
 MODEL = "model.bin"  # of CTranslate2
@@ -170,15 +170,13 @@ def check_teacher(directory: Path, form: Format | None) -> None:
         return
     if form is not None and form != Format():
         raise UsageError(f"{directory}: a model of ours must have no prefix or suffix, but one is given")
-    try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        family, learned, positions = config["model_type"], config["positions"] == "learned", config["max_positions"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{directory / CONFIG}: must be a model's configuration, but: {error}") from None
-    if family != "autoregressive":
-        raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {family}")
-    if learned and positions < (least := 2 * SPARE + 2):
-        raise UsageError(f"{directory}: a teacher must have at least {least} positions, but has {positions}")
+    config = read_config(directory)
+    if config["model_type"] != "autoregressive":
+        raise UsageError(f"{directory}: a teacher must be an autoregressive model, but is {config['model_type']}")
+    if config["positions"] == "learned" and config["max_positions"] < (least := 2 * SPARE + 2):
+        raise UsageError(
+            f"{directory}: a teacher must have at least {least} positions, but has {config['max_positions']}"
+        )
 
 
 def speaks(directory: Path, tokenizer: Tokenizer) -> bool:

@@ -1,5 +1,6 @@
 """What a translation is, and which sentences are translated together."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -43,13 +44,16 @@ def log_total(logits_TV: Tensor) -> float:
     return float(logits_TV.float().logsumexp(-1).double().sum()) if len(logits_TV) else 0.0
 
 
-def batches(lengths: list[int], settings: Decoding, cost: Callable[[int], int]) -> Iterator[list[int]]:
-    """Rows of like length together, so that little is padding."""
+def batches(
+    lengths: list[int], settings: Decoding, cost: Callable[[int], int], widest: float = math.inf
+) -> Iterator[list[int]]:
+    """Rows of like length together, so that little is padding; where rows are counted, they cost `widest` at most."""
+    by_rows = settings.batch_type == "examples"
+    most_rows, most_tokens = (settings.max_batch_size, widest) if by_rows else (math.inf, settings.max_batch_size)
     batch: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         rows = len(batch) + 1
-        size = rows if settings.batch_type == "examples" else cost(lengths[row]) * rows
-        if batch and size > settings.max_batch_size:
+        if batch and (rows > most_rows or cost(lengths[row]) * rows > most_tokens):
             yield batch
             batch = []
         batch.append(row)

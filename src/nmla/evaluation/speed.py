@@ -1,12 +1,13 @@
 """How fast systems translate, from text to text: rivals take turns in one run, and are compared turn by turn."""
 
+import contextlib
 import os
 import platform
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +18,11 @@ import torch
 
 from nmla import __version__
 from nmla.config import COMPUTE_TYPES
-from nmla.data.workers import cores
+from nmla.data.workers import Workers, cores
 from nmla.decoding.teacher import MODEL, Teacher
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
+from nmla.models.pretrained import read_config
 from nmla.progress import progress_bar, say
 
 BATCH_SIZES = (1, 8, 32, 100, 400)
@@ -31,7 +33,8 @@ ALL, GROUPS = "all", ("short", "middle", "long")  # of the sentences, by source 
 SEARCHES = {"greedy": 1, "beam 5": 5}  # of autoregressive models
 BEAM_SIZE, ALPHA = 20, 0.3  # with a language model, of a model that is tuned for none
 
-Clock = Callable[[], float]
+Texts = Sequence[str]
+Translate = Callable[[Texts, int, int], object]  # texts, so many together, on so many threads
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class System:
     """A rival."""
 
     name: str
-    translate: Callable[[Sequence[str], int, int], object]  # texts, so many together, on so many threads
-    length: Callable[[str], int]  # a text's source tokens
+    seconds: Callable[[Sequence[Texts], int, int], list[float]]  # of each of several calls of what translates
+    lengths: Callable[[Texts], list[int]]  # the texts' source tokens
     longest: int  # the most source tokens that it takes in one piece
     alone: bool = False  # measured one sentence at a time only
     reference: bool = False  # what others are compared with, unless another is named
@@ -97,7 +100,6 @@ def measure_speed(
     threads: Sequence[int] = THREADS,
     turns: int = TURNS,
     baseline: str | None = None,
-    clock: Clock = time.perf_counter,
 ) -> Speed:
     """Time all systems on all sources: in each turn, with each number of threads and batch size, one after the other.
 
@@ -115,11 +117,11 @@ def measure_speed(
         say(f"batches of {sizes[-1]} are not full: there are {len(sources)} sentences")
     if thread_counts[-1] > (found := cores()):
         say(f"{thread_counts[-1]} threads are more than this machine's cores, {found}: they wait for each other")
-    lengths = [systems[0].length(text) for text in sources]
+    lengths = systems[0].lengths(sources)
     groups = _groups(lengths)
     plan = [one for n in thread_counts for one in _passes(n, sizes, groups)]
     machine = describe_machine()  # before its load is our own
-    taken = _take_turns(systems, sources, plan, groups, turns, clock)
+    taken = _take_turns(systems, sources, plan, groups, turns)
     return Speed(
         baseline=baseline,
         turns=turns,
@@ -189,41 +191,30 @@ Taken = dict[Key, list[list[float]]]  # turn by turn, the seconds of each call
 
 
 def _take_turns(
-    systems: Sequence[System],
-    sources: Sequence[str],
-    plan: list[_Pass],
-    groups: dict[str, list[int]],
-    turns: int,
-    clock: Clock,
+    systems: Sequence[System], sources: Texts, plan: list[_Pass], groups: dict[str, list[int]], turns: int
 ) -> Taken:
     taken: defaultdict[Key, list[list[float]]] = defaultdict(list)
-    before = torch.get_num_threads()
-    try:
-        with progress_bar(still=True) as bar:
-            task = bar.add_task("warming up", total=None)
-            bar.refresh()
+    with progress_bar(still=True) as bar:
+        task = bar.add_task("warming up", total=None)
+        bar.refresh()
+        for one in plan:
+            rows = one.rows[:: max(1, len(one.rows) // max(one.batch_size, WARM_UP))]  # of all lengths
+            for system in _able(systems, one):
+                _seconds(system, [sources[row] for row in rows], one)
+        batches = sum(one.batches * len(_able(systems, one)) for one in plan)
+        bar.reset(task, description="batches", total=turns * batches)
+        for turn in range(turns):
+            first = turn % len(systems)
             for one in plan:
-                torch.set_num_threads(one.threads)
-                for system in _able(systems, one):
-                    rows = one.rows[:: max(1, len(one.rows) // max(one.batch_size, WARM_UP))]  # of all lengths
-                    _time(system, [sources[row] for row in rows], one, clock)
-            batches = sum(one.batches * len(_able(systems, one)) for one in plan)
-            bar.reset(task, description="batches", total=turns * batches)
-            for turn in range(turns):
-                first = turn % len(systems)
-                for one in plan:
-                    torch.set_num_threads(one.threads)
-                    for system in _able([*systems[first:], *systems[:first]], one):
-                        seconds = _time(system, [sources[row] for row in one.rows], one, clock)
-                        taken[system.name, one.threads, one.batch_size, one.group].append(seconds)
-                        if one.batch_size == 1:
-                            of_row = dict(zip(one.rows, seconds, strict=True))
-                            for group in GROUPS if len(groups) > 1 else ():
-                                key = system.name, one.threads, 1, group
-                                taken[key].append([of_row[row] for row in groups[group]])
-                        bar.update(task, advance=one.batches, refresh=True)
-    finally:
-        torch.set_num_threads(before)
+                for system in _able([*systems[first:], *systems[:first]], one):
+                    seconds = _seconds(system, [sources[row] for row in one.rows], one)
+                    taken[system.name, one.threads, one.batch_size, one.group].append(seconds)
+                    if one.batch_size == 1:
+                        of_row = dict(zip(one.rows, seconds, strict=True))
+                        for group in GROUPS if len(groups) > 1 else ():
+                            key = system.name, one.threads, 1, group
+                            taken[key].append([of_row[row] for row in groups[group]])
+                    bar.update(task, advance=one.batches, refresh=True)
     # As the systems were given, not as they happened to begin.
     place = {system.name: i for i, system in enumerate(systems)}
     return dict(sorted(taken.items(), key=lambda item: (item[0][1], place[item[0][0]], item[0][2])))
@@ -233,13 +224,19 @@ def _able(systems: Sequence[System], one: _Pass) -> list[System]:
     return [system for system in systems if one.batch_size == 1 or not system.alone]
 
 
-def _time(system: System, texts: list[str], one: _Pass, clock: Clock) -> list[float]:
-    """The seconds of each call: of each sentence, or with larger batches of all together."""
+def _seconds(system: System, texts: list[str], one: _Pass) -> list[float]:
+    """Of each sentence, or with larger batches of all together."""
+    calls = [[text] for text in texts] if one.batch_size == 1 else [texts]
+    return system.seconds(calls, one.batch_size, one.threads)
+
+
+def timed(translate: Translate, calls: Sequence[Texts], batch_size: int, threads: int) -> list[float]:
+    """What `System.seconds` is of a function in this process: ``partial(timed, translate)``."""
     seconds = []
-    for call in [[text] for text in texts] if one.batch_size == 1 else [texts]:
-        start = clock()
-        system.translate(call, one.batch_size, one.threads)
-        seconds.append(clock() - start)
+    for texts in calls:
+        start = time.perf_counter()
+        translate(texts, batch_size, threads)
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
@@ -260,70 +257,124 @@ def _words(sources: Sequence[str], rows: list[int]) -> int:
     return sum(len(sources[row].split()) for row in rows)
 
 
+@contextlib.contextmanager
 def load_systems(
     directories: Mapping[str, Path],
     *,
     threads: Sequence[int] = THREADS,
     compute_types: Sequence[str] = COMPUTE_TYPES,
     **search: Any,
-) -> list[System]:
-    """The ways in which each model, known by its name, can be decoded.
+) -> Iterator[list[System]]:
+    """The ways in which each model, known by its name, can be decoded, as long as the context lasts.
 
     Models that write all words at once: by argmax and, if they are tuned for a search or `search` asks for one, by
     that. It is `lm`, `beam_size`, `alpha` and `beta`. Each also as it comes, when not asked to be fast. Autoregressive
     ones, ours and CTranslate2's: greedily and by beam search, in each of the compute types.
+
+    Each model has a process of its own. In one process each has threads of its own too, and as soon as all of them
+    are more than the cores, the OpenMP runtime puts them to sleep between any two products.
     """
     systems: list[System] = []
-    for name, directory in directories.items():
-        translator = None if (directory / MODEL).is_file() else Translator.load(directory)
-        if translator is None or translator.model.config.family == "autoregressive":
-            systems += _sequential(name, directory, threads, compute_types)
-        else:
-            systems += _parallel(name, directory, translator, **search)
-    return systems
+    with contextlib.ExitStack() as processes:
+
+        def host(of: Callable[..., list[System]], *arguments: Any) -> None:
+            workers = processes.enter_context(Workers(1))
+            [found] = workers.map(_host, [(of, *arguments)])
+            for i, system in enumerate(found):
+                seconds, lengths = (partial(_ask, workers, i, what) for what in ("seconds", "lengths"))
+                systems.append(replace(system, seconds=seconds, lengths=lengths))
+
+        for name, directory in directories.items():
+            if (directory / MODEL).is_file() or read_config(directory)["model_type"] == "autoregressive":
+                for kind in compute_types:
+                    reference = kind == ("int8" if "int8" in compute_types else compute_types[0])
+                    host(_sequential, name, directory, sorted(set(threads)), kind, reference)
+            else:
+                host(_parallel, name, directory, search)
+        yield systems
 
 
-def _sequential(name: str, directory: Path, threads: Sequence[int], compute_types: Sequence[str]) -> Iterator[System]:
-    for kind in compute_types:
-        # One batch at a time, on all threads, as torch works. CTranslate2 can also give each thread a batch of its own,
-        # but then a sentence that is alone has one thread, and of batches of 32 there are more than 32 at work.
-        teachers = {n: Teacher(directory, compute_type=kind, workers=1, threads=n) for n in sorted(set(threads))}
-        one = next(iter(teachers.values()))
-        for search, beam_size in SEARCHES.items():
-            yield System(
-                f"{name} {search} {kind}",
-                partial(_write, teachers, beam_size),
-                partial(_pieces, one),
-                one.max_source_tokens,
-                reference=(beam_size, kind) == (5, "int8" if "int8" in compute_types else compute_types[0]),
-            )
+_hosted: list[System] = []  # in a process that measures: its systems
 
 
-def _write(teachers: dict[int, Teacher], beam_size: int, texts: Sequence[str], batch_size: int, threads: int) -> object:
-    return teachers[threads].translate(texts, beam_size, batch_size)
+def _host(of: Callable[..., list[System]], *arguments: Any) -> list[System]:
+    """Load a model here; what is told of its systems is all but what only works here."""
+    _hosted[:] = of(*arguments)
+    return [replace(system, seconds=_not_here, lengths=_not_here) for system in _hosted]
 
 
-def _pieces(teacher: Teacher, text: str) -> int:
-    return len(teacher.source_tokens(text))
+def _not_here(*_: object) -> Any:
+    raise AssertionError("a system of another process was not asked there")
 
 
-def _parallel(
+def _ask(workers: Workers, system: int, what: str, *arguments: Any) -> Any:
+    [answer] = workers.map(_answer, [(system, what, *arguments)])
+    return answer
+
+
+def _answer(system: int, what: str, *arguments: Any) -> Any:
+    return getattr(_hosted[system], what)(*arguments)
+
+
+def _sequential(name: str, directory: Path, threads: Sequence[int], kind: str, reference: bool) -> list[System]:
+    # One batch at a time, on all threads, as torch works. CTranslate2 can also give each thread a batch of its own,
+    # but then a sentence that is alone has one thread, and of batches of 32 there are more than 32 at work.
+    teachers = {n: Teacher(directory, compute_type=kind, workers=1, threads=n) for n in threads}
+    one = teachers[threads[0]]
+
+    def translate(beam_size: int, texts: Texts, batch_size: int, threads: int) -> object:
+        return teachers[threads].translate(texts, beam_size, batch_size)
+
+    return [
+        System(
+            f"{name} {search} {kind}",
+            partial(timed, partial(translate, beam_size)),
+            lambda texts: [len(one.source_tokens(text)) for text in texts],
+            one.max_source_tokens,
+            reference=reference and beam_size == 5,
+        )
+        for search, beam_size in SEARCHES.items()
+    ]
+
+
+def _parallel(name: str, directory: Path, search: dict[str, Any]) -> list[System]:
+    translator, ways = _ways(name, directory, **search)
+
+    def translate(options: dict[str, Any], texts: Texts, batch_size: int, threads: int) -> object:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        return translator.translate_batch(texts, **options, max_batch_size=batch_size)
+
+    return [
+        System(
+            f"{name} {way}, default mode" if default else f"{name} {way}",
+            partial(timed, partial(translate, options | {"fast": not default, "batch_type": "examples"})),
+            lambda texts: [len(translator.tokenizer.encode(text)) for text in texts],
+            translator.max_source_tokens,
+            alone=default,
+        )
+        for way, options in ways.items()
+        for default in (False, True)
+    ]
+
+
+def _ways(
     name: str,
     directory: Path,
-    translator: Translator,
     *,
     lm: Path | None = None,
     beam_size: int | None = None,
     alpha: float | None = None,
     beta: float | None = None,
-) -> Iterator[System]:
+) -> tuple[Translator, dict[str, dict[str, Any]]]:
+    """A model that writes all words at once, and the options of each way to decode it."""
+    family = read_config(directory)["model_type"]
+    if family not in ("ctc", "sctc"):
+        lm = alpha = beta = None  # which are of no use to it, but maybe to another
+    translator = Translator.load(directory, lm)
     tuned = translator.decoding
     plain = {"beam_size": 1, "num_hypotheses": 1, "alpha": 0.0, "beta": 0.0, "return_scores": False}
     ways = {"argmax": plain}
-    if translator.model.config.family not in ("ctc", "sctc"):
-        lm = alpha = beta = None  # which are of no use to it, but maybe to another
-    elif lm is not None:
-        translator = Translator.load(directory, lm)
     if beam_size is None:
         beam_size = BEAM_SIZE if lm is not None and tuned.beam_size == 1 else tuned.beam_size
     if beam_size != 1:
@@ -333,26 +384,9 @@ def _parallel(
         ways[f"beam {beam_size}"] = plain | {"beam_size": beam_size} | weights
     elif lm is not None or alpha or beta:
         raise UsageError(f"{name}: a language model and weights are for a search, but beam_size is 1")
-    for way, options in ways.items():
+    for options in ways.values():
         translator.settings(**options)  # refuses what it cannot do
-        for default in (False, True):
-            yield System(
-                f"{name} {way}, default mode" if default else f"{name} {way}",
-                partial(_translate, translator, options | {"fast": not default, "batch_type": "examples"}),
-                partial(_tokens, translator),
-                translator.max_source_tokens,
-                alone=default,
-            )
-
-
-def _translate(
-    translator: Translator, options: dict[str, Any], texts: Sequence[str], batch_size: int, threads: int
-) -> object:
-    return translator.translate_batch(texts, **options, max_batch_size=batch_size)  # torch knows the threads already
-
-
-def _tokens(translator: Translator, text: str) -> int:
-    return len(translator.tokenizer.encode(text))
+    return translator, ways
 
 
 def choose_sentences(
@@ -360,7 +394,9 @@ def choose_sentences(
 ) -> list[str]:
     """`count` of the lines, from all parts of the text: none that is blank, or that a system must split."""
     filled = [line for line in lines if line.strip()]
-    fit = [line for line in filled if all(system.length(line) <= system.longest for system in systems)]
+    fit = filled
+    for system in systems:
+        fit = [line for line, length in zip(fit, system.lengths(fit), strict=True) if length <= system.longest]
     if not fit:
         raise DataError(f"{name}: must hold at least one sentence that all systems can take, but holds none")
     if len(fit) < len(filled):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -60,12 +61,24 @@ def save_model(
     write_manifest(directory, (name for name in FILES if name != MANIFEST))
 
 
-def load_model(directory: Path) -> tuple[Transformer, Tokenizer]:
+def read_config(directory: Path) -> dict[str, Any]:
+    """What a model directory says of its model."""
     if not (directory / CONFIG).is_file():
         raise UsageError(f"{directory}: must be a model directory, but holds no {CONFIG}")
     try:
+        config: dict[str, Any] = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        missing = {"model_type", "vocab_size", "positions", "max_positions"} - set(config)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{directory / CONFIG}: must be a model's configuration, but: {error}") from None
+    if missing:
+        raise DataError(f"{directory / CONFIG}: must be a model's configuration, but has no {min(missing)}")
+    return config
+
+
+def load_model(directory: Path) -> tuple[Transformer, Tokenizer]:
+    config = read_config(directory)
+    try:
         verify_manifest(directory)
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         config.pop("nmla", None)
         family, vocab_size = config.pop("model_type"), config.pop("vocab_size")
         model = build_model(ModelConfig(family=family, **config), vocab_size)
