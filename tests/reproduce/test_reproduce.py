@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from nmla.cli import main
 from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
+from nmla.reproduce.render import _trained
 from nmla.reproduce.run import reproduce
 from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, run, stages, training
 from nmla.reproduce.table import load_table
@@ -133,6 +135,19 @@ def test_what_the_model_was_tuned_to_since_changes_nothing(made, tmp_path):
 
 def numbers(text):
     return [line for line in text.split("\n") if line.startswith("|")]
+
+
+def test_a_halt_costs_no_minutes(tmp_path):
+    events = [
+        ("train", 10, 20.0),
+        ("valid", 10, 90.0),
+        ("train", 20, 5000.0),
+        ("train", 30, 5020.0),
+        ("train", 35, 5030.0),
+    ]
+    log = [json.dumps({"event": event, "step": step, "seconds": seconds}) for event, step, seconds in events]
+    (tmp_path / "log.jsonl").write_text("\n".join(log) + "\n")
+    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (35, 70.0)
 
 
 def test_what_is_done_so_far_can_be_shown(made, digits, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """A table of results as Markdown and as a page: every number with the command that prints it."""
 
+import itertools
 import json
 import shlex
 import statistics
@@ -129,10 +130,15 @@ def _path(model: Stage) -> list[Stage]:
 
 
 def _trained(stage: Stage, root: Path) -> tuple[int, float]:
-    """The last step of a training, and its seconds."""
-    log = (stage.directory(root) / "log.jsonl").read_text(encoding="utf-8").strip().split("\n")
-    last = json.loads(log[-1])
-    return last["step"], last["seconds"]
+    """The last step of a training, and the seconds that so many take at their median pace: whatever else the machine
+    did for a while, or a halt of the whole process, does not count."""
+    log = (stage.directory(root) / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [event for event in map(json.loads, log) if event["event"] == "train"]
+    paces = [
+        (event["seconds"] - before["seconds"]) / (event["step"] - before["step"])
+        for before, event in itertools.pairwise(({"step": 0, "seconds": 0.0}, *events))
+    ]
+    return events[-1]["step"], events[-1]["step"] * statistics.median(paces)
 
 
 def _scores(table: Table, results: Results) -> Figures:
@@ -190,7 +196,8 @@ def _legend(results: Results) -> str:
         "BP is BLEU's brevity penalty. ± is the standard deviation over seeds, where there are several. Differences "
         f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last table is of "
         "each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
-        f"steps and minutes of each of the model's own stages. {named}."
+        "steps of each of the model's own stages, and minutes that these take at their median pace, validation not "
+        f"counted. {named}."
     )
 
 
