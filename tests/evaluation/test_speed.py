@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -348,3 +350,11 @@ def test_what_is_wrong_with_a_model_is_told(models, tmp_path):
     ):
         with pytest.raises((UsageError, DataError), match=message), load_systems({"x": directory}):
             raise AssertionError
+
+
+def test_ctranslate2_keeps_its_threads_apart_from_those_of_torch():
+    """Which it does only if it was imported first."""
+    code = (
+        "import sys, nmla.evaluation.speed; print(*(name for name in sys.modules if name in ('ctranslate2', 'torch')))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "ctranslate2 torch\n"

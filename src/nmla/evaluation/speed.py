@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ctranslate2  # noqa: F401  # before torch, or its threads would be counted with torch's, and sleep at once
 import numpy as np
 import torch
 
@@ -272,7 +273,8 @@ def load_systems(
     ones, ours and CTranslate2's: greedily and by beam search, in each of the compute types.
 
     Each model has a process of its own. In one process each has threads of its own too, and as soon as all of them
-    are more than the cores, the OpenMP runtime puts them to sleep between any two products.
+    are more than the cores, the OpenMP runtime puts them to sleep between any two products. It also counts torch's
+    threads, unless CTranslate2 was imported first.
     """
     systems: list[System] = []
     with contextlib.ExitStack() as processes:
