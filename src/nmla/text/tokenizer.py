@@ -14,6 +14,7 @@ from nmla.text.lines import require_file
 PAD, UNK, BOS, EOS, BLANK = range(5)
 _WORD_START = "▁"
 _WORDS_LENGTH = 1 << 21  # how many letters of words are remembered, about; it takes some 50 MB
+_FEW = 64  # words: for a list sentencepiece starts a thread, which takes longer, and on a busy machine much longer
 _JOINER = re.compile("@@( |$)")
 _SPECIAL: dict[str, Any] = {
     "pad_id": PAD,
@@ -112,7 +113,8 @@ class Tokenizer:
         words = self._words
         split = [text.split(" ") for text in texts]
         new = [word for word in set[str]().union(*split) if word not in words]
-        words.update(zip(new, self._pieces.encode(new, num_threads=1), strict=True))
+        ids = map(self._pieces.encode, new) if len(new) < _FEW else self._pieces.encode(new, num_threads=1)
+        words.update(zip(new, ids, strict=True))
         self._words_length += sum(map(len, new))
         return [[token for word in line for token in words[word]] for line in split]
 
