@@ -183,10 +183,10 @@ def run_tune(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
-    from nmla.evaluation.analysis import System
+    from nmla.evaluation.analysis import System, analyse
     from nmla.evaluation.document import write_document
     from nmla.evaluation.measure import check_parallel
-    from nmla.evaluation.runs import find_runs, report
+    from nmla.evaluation.runs import Outcome, find_runs, report
     from nmla.files import check_output
     from nmla.text.lines import read_lines
 
@@ -196,17 +196,18 @@ def run_report(args: argparse.Namespace) -> None:
         raise UsageError(f"{args.output}: must end in .html or .md, but does not")
     check_output(args.output)
     runs = find_runs(args.runs)
-    test: dict[str, Any] = {}
+    test, commands = None, []
     if args.source is not None:
         sources, *references = (read_lines(path) for path in (args.source, *args.reference))
         check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
-        test = {"sources": sources, "references": references, "examples": args.examples}
-        test["systems"] = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
+        systems = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
+        analysis = analyse(systems, references, sources=sources, examples=args.examples)
+        test = Outcome(sources, references, systems, analysis)
         files = ["--source", args.source, *(of for path in args.reference for of in ("--reference", path))]
         named = [of for run in runs for of in ("--system", f"{run.name}={run.directory / 'model'}")]
         scored = [["nmla", "score", "--model", run.directory / "model", *files] for run in runs]
-        test["commands"] = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named], *scored)]
-    write_document(args.output, args.title, report(runs, **test))
+        commands = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named], *scored)]
+    write_document(args.output, args.title, report(runs, test, commands))
     print(args.output)
 
 

@@ -4,9 +4,9 @@ import pytest
 
 import nmla
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.analysis import System
+from nmla.evaluation.analysis import System, analyse
 from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown, write_document
-from nmla.evaluation.runs import find_runs, report
+from nmla.evaluation.runs import Outcome, find_runs, report
 from nmla.text.lines import read_lines
 
 
@@ -25,7 +25,8 @@ def test_report_tells_of_trainings_and_test_set(copy_run, digits):
     lines = read_lines(digits / "valid.txt")
     runs = find_runs([copy_run])
     systems = [System.of_model(run.name, nmla.load(run.directory / "model"), lines) for run in runs]
-    sections = report(runs, systems, [lines], sources=lines, commands=["nmla score"])
+    test = Outcome(lines, [lines], systems, analyse(systems, [lines], sources=lines))
+    sections = report(runs, test, ["nmla score"])
     headings = [heading for heading, _ in sections]
     assert headings[:3] == ["Trainings", "On the test set", "What each position wants to say"]
     assert headings[-1] == "How it was made"

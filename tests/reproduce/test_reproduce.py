@@ -120,6 +120,53 @@ def test_analysis_of_the_page_is_what_its_command_prints(made, capsys):
         assert line.strip("| ").replace("\\|", "|").split(" | ") in cells
 
 
+def test_analysis_beside_the_scores_is_what_its_command_prints(made, capsys):
+    """There a row is a measure, here a system."""
+    table = next(of for of in made[1].split("\n\n") if "| perplexity |" in of).split("\n")
+    names, *rows = [line.strip("| ").split(" | ") for line in (table[0], *table[2:])]
+    assert [row[0] for row in rows] == ["teacher", "CTC", "CTC continued", "NMLA", "the reference"]
+    command = next(line for line in made[1].split("\n") if line.startswith("    nmla analyse"))
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out.split("\n\n")[0].split("\n")
+    for line in printed[1:]:
+        name, *values = line.split("\t")[:-1]
+        if name in names:
+            shown = [row[names.index(name)].replace("—", "-") for row in rows]
+            assert [of for of in zip(shown, values, strict=True) if of[0] != of[1]] == []
+    assert {"repeats", "perplexity", "discordant pairs", "blanks"} < {*names}
+    assert sum(name.startswith("BLEU, ") for name in names) > 1
+
+
+def test_meteor_is_measured_where_its_program_is(made, digits, tmp_path, monkeypatch, capsys):
+    path = made[0].with_name("judged.yaml")
+    path.write_text(made[0].read_text() + "meteor: de\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert numbers(reproduce(path)) == numbers(made[1])
+    assert "without METEOR: METEOR needs " in capsys.readouterr().err
+    (tmp_path / "pycocoevalcap" / "meteor").mkdir(parents=True)
+    (tmp_path / "pycocoevalcap" / "meteor" / "meteor-1.5.jar").touch()  # the package has no __init__.py
+    program = tmp_path / "java"
+    program.write_text("#!/bin/sh\necho 'Final score: 0.4326'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = reproduce(path, jobs=2)
+    table = next(of for of in text.split("\n\n") if "| METEOR |" in of).split("\n")
+    column = table[0].split(" | ").index("METEOR")
+    assert [line.split(" | ")[column] for line in table[2:]] == ["0.433"] * 4
+    assert 'METEOR: `meteor-1.5|-l de -norm -m "exact stem"`' in text
+    commands = [line for line in text.split("\n") if line.startswith("    nmla score")]
+    assert commands
+    assert all(" --meteor de " in command for command in commands)
+    bad = path.with_name("bad.yaml")
+    bad.write_text(made[0].read_text() + "meteor: xx\n")
+    with pytest.raises(UsageError, match=r"meteor must be one of cz, da, .*, but is 'xx'"):
+        reproduce(bad)
+    for judged in (path.parent / "out" / "stages").glob("meteor-*"):
+        shutil.rmtree(judged)
+
+
 def test_what_the_model_was_tuned_to_since_changes_nothing(made, tmp_path):
     path, text = made
     shutil.copytree(path.parent / "out", tmp_path / "out")
@@ -243,7 +290,7 @@ def test_files_must_stay_as_they_were(digits, tmp_path):
 
 def test_versions_are_raised_with_the_defaults():
     """Keys leave out what is as by default: if one changes, raise its kind's version. A new setting needs none."""
-    assert VERSIONS == {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2}
+    assert VERSIONS == {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2, "meteor": 1}
     defaults = [(of.name, of.default) for config in (ModelConfig, TrainConfig) for of in fields(config)]
     simple = [(name, value) for name, value in defaults if isinstance(value, (str, float, int))]
     assert hashlib.sha256(repr(simple).encode()).hexdigest()[:8] == "1ae03a4b"

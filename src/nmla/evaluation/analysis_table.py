@@ -65,6 +65,8 @@ def rows(analysis: Analysis) -> Iterator[Row]:
 def _words(bucket: Bucket) -> str:
     if bucket.longest is None:
         return f"over {bucket.shortest - 1} words" if bucket.shortest else "any length"
+    if bucket.shortest == bucket.longest:
+        return f"{bucket.longest} word{'s' * (bucket.longest != 1)}"
     return f"{bucket.shortest} to {bucket.longest} words" if bucket.shortest else f"up to {bucket.longest} words"
 
 

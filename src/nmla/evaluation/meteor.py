@@ -68,8 +68,8 @@ def _split(text: str) -> str:
 
 def _installed() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.submodule_search_locations:
         raise UsageError(
             f"METEOR needs its jar, but {PACKAGE} is not there: pip install nmla[meteor], or name a jar by --meteor-jar"
         )
-    return Path(spec.origin).parent / JAR
+    return Path(next(iter(spec.submodule_search_locations))) / JAR  # it has no __init__.py, so no origin

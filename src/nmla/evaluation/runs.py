@@ -14,7 +14,7 @@ import torch
 from nmla.config import Recipe, load_recipe, recipe_yaml
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.analysis import System, analyse
+from nmla.evaluation.analysis import Analysis, System
 from nmla.evaluation.analysis_table import cells, shown
 from nmla.evaluation.document import Code, Figures, Picture, Section
 from nmla.evaluation.report import curves, heat_map
@@ -98,28 +98,27 @@ def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyTyp
     return list(whole.values())
 
 
-def report(
-    runs: Sequence[Run],
-    systems: Sequence[System] = (),
-    references: Sequence[Sequence[str]] = (),
-    *,
-    sources: Sequence[str] | None = None,
-    commands: Sequence[str] = (),
-    examples: int = 5,
-    **fluency: Any,
-) -> list[Section]:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of some trainings on a test set: the outputs of their models, by the same names, analysed."""
+
+    sources: Sequence[str]
+    references: Sequence[Sequence[str]]
+    systems: Sequence[System]
+    analysis: Analysis
+
+
+def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[str] = ()) -> list[Section]:
     """What there is to say about some trainings: how they went and, with a test set, what became of them.
 
-    `systems` are the outputs of their models on it, by the same names, and `commands` what scores them. A language
-    model `lm` and its `tokenizer` tell perplexities.
+    `commands` are what prints the latter.
     """
     sections: list[Section] = [("Trainings", [_trainings(runs), Picture(_curves(runs))])]
-    if systems and sources is not None:
-        analysis = analyse(systems, references, sources=sources, examples=examples, **fluency)
-        header, *rows = cells(analysis)
+    if test is not None:
+        header, *rows = cells(test.analysis)
         sections.append(("On the test set", [Figures(header, rows)]))
-        sections += _before_and_after(runs, systems, sources, references[0])
-        for comparison in analysis.comparisons:
+        sections += _before_and_after(runs, test)
+        for comparison in test.analysis.comparisons:
             for change, found in (("gained", comparison.gained), ("lost", comparison.lost)):
                 if found:
                     heading = f"Where {comparison.name} {change} most against {comparison.baseline}"
@@ -161,11 +160,10 @@ def _curves(runs: Sequence[Run]) -> str:
     return curves(panels, unit="steps")
 
 
-def _before_and_after(
-    runs: Sequence[Run], systems: Sequence[System], sources: Sequence[str], references: Sequence[str]
-) -> Iterator[Section]:
+def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
     """What each position wants to say, before the last fine-tuning and after, of the short source that gained most."""
-    outputs = {system.name: system.outputs for system in systems}
+    sources, references = test.sources, test.references[0]
+    outputs = {system.name: system.outputs for system in test.systems}
     pairs = [
         (run.parent, run)
         for run in runs

@@ -10,15 +10,19 @@ from typing import Any
 
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translation import Translation
-from nmla.evaluation.analysis import System
-from nmla.evaluation.document import Block, Code, Figures, Picture, Section, to_html, to_markdown
+from nmla.evaluation.analysis import Analysis, System, analyse
+from nmla.evaluation.analysis_table import rows as measures
+from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
-from nmla.evaluation.runs import find_runs, report
+from nmla.evaluation.runs import Outcome, Run, find_runs, report
 from nmla.files import write_text
-from nmla.reproduce.stages import OUTPUTS, Stage
+from nmla.reproduce.stages import METEOR, OUTPUTS, Stage, judging
 from nmla.reproduce.table import Table
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import Tokenizer
+
+QUANTILES = 4  # parts of the test set, by length
+SHOWN = ("repeats", "perplexity", "discordant pairs", "blanks")  # of an analysis, beside BLEU by length
 
 Of = tuple[str, str, int]  # row, way and seed
 Wanted = Mapping[Of, Stage]
@@ -30,7 +34,7 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
 
     What is not among `wanted` is named as not run.
     """
-    results = {of: _result(stage, root) for of, stage in wanted.items()}
+    results = {of: _result(table, stage, root) for of, stage in wanted.items()}
     first: dict[tuple[str, str], Stage] = {}  # of each row and way, from the first seed
     for (row, way, _), stage in wanted.items():
         first.setdefault((row, way), stage)
@@ -46,20 +50,22 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
             for of, outputs in others.items()
         }
         blocks.append(_beyond(table, ", ".join(baseline), tests))
-    blocks += [_details(results), _legend(results)]
+    shown = {of[0]: of for of in reversed(first)}  # each row in its first way
+    test, command = _test(table, {row: first[shown[row]] for row, _ in first}, wanted, references, root)
+    blocks += [_details(results), _beside(test.analysis), _legend(results)]
     if missing := [row.name for row in table.rows if all(row.name != of for of, _ in first)]:
         blocks.append(f"Not run yet: {', '.join(missing)}.")
     beside = first[baseline].directory(root) / OUTPUTS if baseline is not None else None
-    commands = [
-        _command(of, stage, results[of], root, beside if of[:2] != baseline else None) for of, stage in wanted.items()
+    commands = [command] + [
+        _command(table, of, stage, results[of], root, beside if of[:2] != baseline else None)
+        for of, stage in wanted.items()
     ]
     blocks += ["Single numbers:", Code("\n".join(commands))]
     told = [
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
-    shown = {of[0]: of for of in reversed(first)}  # each row in its first way
-    sections = _report(table, {row: first[shown[row]] for row, _ in first}, wanted, references, root)
+    sections = report(_runs({row: first[shown[row]] for row, _ in first}, root), test, [command])
     curves = next(block for _, of in sections for block in of if isinstance(block, Picture))
     text = to_markdown(table.title, [("", [*blocks, curves])], [f"{path.stem}.svg"])
     page = to_html(table.title, [("The table", blocks), *sections])
@@ -80,17 +86,22 @@ def _system(row: str, stage: Stage, root: Path) -> System:
     return System(row, [one.text for one in translations], translations, family)
 
 
-def _report(
-    table: Table, shown: Mapping[str, Stage], wanted: Wanted, references: list[list[str]], root: Path
-) -> list[Section]:
-    """On the trainings of all rows, from their first seeds, and on what each of these says in the table."""
+def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
+    """The trainings of all rows, from their first seeds; the last of each is called as its row."""
     names: dict[Path, str] = {}
     for row, scored in shown.items():
         *before, last = _path(scored.inputs["model"])
         for of in before:
             names.setdefault(of.directory(root), of.directory(root).name)
         names[last.directory(root)] = row
-    command = ["nmla", "analyse", "--source", table.test.source]
+    return find_runs(list(names), names)
+
+
+def _test(
+    table: Table, shown: Mapping[str, Stage], wanted: Wanted, references: list[list[str]], root: Path
+) -> tuple[Outcome, str]:
+    """What each row says of the test set in the way that is shown, and the command that analyses it."""
+    command = ["nmla", "analyse", "--source", table.test.source, "--quantiles", str(QUANTILES)]
     for reference in table.test.references:
         command += ["--reference", reference]
     for row, scored in shown.items():
@@ -105,14 +116,17 @@ def _report(
         command += ["--lm", str(file), "--tokenizer", path]
     systems = [_system(row, stage, root) for row, stage in shown.items()]
     sources = read_lines(Path(table.test.source))
-    commands = [shlex.join(command)]
-    return report(find_runs(list(names), names), systems, references, sources=sources, commands=commands, **fluency)
+    analysis = analyse(systems, references, sources=sources, quantiles=QUANTILES, **fluency)
+    return Outcome(sources, references, systems, analysis), shlex.join(command)
 
 
-def _result(stage: Stage, root: Path) -> dict[str, Any]:
+def _result(table: Table, stage: Stage, root: Path) -> dict[str, Any]:
     scores = json.loads((stage.directory(root) / "scores.json").read_text(encoding="utf-8"))
     result = {one["name"]: one["score"] for one in scores["measured"]}
     signatures = {one["name"]: one["signature"] for one in scores["measured"]}
+    if table.meteor and (judged := judging(table, stage)).done(root):
+        one = json.loads((judged.directory(root) / METEOR).read_text(encoding="utf-8"))
+        result["METEOR"], signatures["METEOR"] = one["score"], one["signature"]
     trained = [_trained(of, root) for of in _path(stage.inputs["model"])]
     return {
         **result,
@@ -172,36 +186,47 @@ def _beyond(table: Table, baseline: str, tests: Mapping[tuple[str, str], Measure
 def _details(results: Results) -> Figures:
     """The rest of each row's first way, of all its seeds."""
     first = {row: way for row, way, _ in reversed(results)}
+    digits = {"chrF": 1, "TER": 1, "METEOR": 3, "length ratio": 2, "entropy": 2}
+    if not any("METEOR" in result for result in results.values()):
+        del digits["METEOR"]
     rows = []
     for row in dict.fromkeys(row for row, _, _ in results):
         found = [result for of, result in results.items() if of[:2] == (row, first[row])]
-        rows.append(
-            [
-                row,
-                _mean([of["chrF"] for of in found], 1),
-                _mean([of["TER"] for of in found], 1),
-                _mean([of["length ratio"] for of in found], 2),
-                _mean([of["entropy"] for of in found], 2),
-                " + ".join(f"{steps:,}" for steps in found[0]["steps"]),
-                " + ".join(f"{seconds / 60:.0f}" for seconds in found[0]["seconds"]),
-            ]
-        )
-    return Figures(["system", "chrF", "TER", "length", "entropy", "steps", "minutes"], rows)
+        means = [_mean([of[name] for of in found if name in of], to) for name, to in digits.items()]
+        steps = " + ".join(f"{steps:,}" for steps in found[0]["steps"])
+        rows.append([row, *means, steps, " + ".join(f"{seconds / 60:.0f}" for seconds in found[0]["seconds"])])
+    return Figures(["system", *digits, "steps", "minutes"], rows)
+
+
+def _beside(analysis: Analysis) -> Figures:
+    """What the analysis says of each row, and of the reference."""
+    shown = [row for row in measures(analysis) if row.name.startswith("BLEU, ") or row.name in SHOWN]
+    numbers = [
+        [system.name, *(_number(row.values[i], row.digits) for row in shown)]
+        for i, system in enumerate(analysis.systems)
+    ]
+    reference = ["the reference", *(_number(row.reference, row.digits) for row in shown)]
+    return Figures(["system", *(row.name for row in shown)], [*numbers, reference])
 
 
 def _legend(results: Results) -> str:
-    signatures = next(iter(results.values()))["signatures"]
-    named = "; ".join(f"{name}: `{signatures[name]}`" for name in ("BLEU", "chrF", "TER"))
+    signatures = {name: of for result in results.values() for name, of in result["signatures"].items()}
+    named = "; ".join(
+        f"{name}: `{signatures[name]}`" for name in ("BLEU", "chrF", "TER", "METEOR") if name in signatures
+    )
     return (
         "BP is BLEU's brevity penalty. ± is the standard deviation over seeds, where there are several. Differences "
-        f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last table is of "
-        "each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
+        f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last two tables are "
+        "of each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
         "steps of each of the model's own stages, and minutes that these take at their median pace, validation not "
-        f"counted. {named}."
+        "counted; then, of the first seeds, BLEU by the length of the reference, in equal parts of the test set, the "
+        "share of words equal to the one before, perplexity under the table's language model if it has one, the share "
+        "of pairs of words that stand in another order than in the reference, and the share of positions that are "
+        f"blank. {named}."
     )
 
 
-def _command(of: Of, stage: Stage, result: dict[str, Any], root: Path, baseline: Path | None) -> str:
+def _command(table: Table, of: Of, stage: Stage, result: dict[str, Any], root: Path, baseline: Path | None) -> str:
     """What prints one number of the table alone, and beside a baseline what it is beyond that."""
     model = stage.inputs["model"].directory(root) / "model"
     command = ["nmla", "score", "--model", str(model), "--source", stage.paths["source"]]
@@ -219,6 +244,8 @@ def _command(of: Of, stage: Stage, result: dict[str, Any], root: Path, baseline:
             command += [f"--{name}", str(stage.inputs[name].directory(root) / file)]
     if baseline is not None:
         command += ["--baseline", str(baseline)]
+    if "METEOR" in result:
+        command += ["--meteor", table.meteor]
     row, way, seed = of
     return f"{shlex.join(command)}  # {row}, {way}, seed {seed}"
 
@@ -230,5 +257,9 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
+def _number(value: float | None, digits: int) -> str:
+    return "—" if value is None else f"{value:.{digits}f}"
+
+
 def _mean(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.fmean(values):.{digits}f}" if values else "—"
+    return _number(statistics.fmean(values) if values else None, digits)

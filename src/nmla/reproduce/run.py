@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nmla.data.workers import cores
 from nmla.errors import NmlaError, Stopped, UsageError
 from nmla.evaluation.measure import check_parallel
+from nmla.evaluation.meteor import find_meteor
 from nmla.progress import progress_bar, say
 from nmla.reproduce.render import render
-from nmla.reproduce.stages import Stage, as_json, stages
-from nmla.reproduce.table import load_table
+from nmla.reproduce.stages import Stage, as_json, judging, stages
+from nmla.reproduce.table import Table, load_table
 from nmla.text.lines import read_lines
 
 POLL_SECONDS = 0.2
@@ -39,8 +40,21 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
         if not wanted:
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
-        run_all([stage for of in wanted.values() for stage in of.needed()], root, jobs)
+        scored = [stage for of in wanted.values() for stage in of.needed()]
+        run_all([*scored, *_judged(table, wanted.values())], root, jobs)
     return render(path, table, wanted, root)
+
+
+def _judged(table: Table, scored: Iterable[Stage]) -> list[Stage]:
+    """What measures METEOR, where the table asks for it and its program is there."""
+    if not table.meteor:
+        return []
+    try:
+        find_meteor(table.meteor)
+    except UsageError as error:
+        say(f"nmla reproduce: without METEOR: {error}")
+        return []
+    return [judging(table, of) for of in scored]
 
 
 def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:

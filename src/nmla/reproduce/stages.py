@@ -27,9 +27,10 @@ from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
 OUTPUTS = "outputs.txt"  # of one that scored: what the model wrote
+METEOR = "meteor.json"  # of one that judged these
 # Raised when what a kind of stage makes of the same settings changes, a default among them, so that nothing made before
 # is taken for it.
-VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2}
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2, "meteor": 1}
 FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
@@ -168,6 +169,13 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
     return Stage("score", f"scored-{way.beam_size}", {"beam_size": way.beam_size, **content}, inputs, test)
 
 
+def judging(table: Table, scored: Stage) -> Stage:
+    """The stage that measures METEOR of what another scored."""
+    references = list(table.test.references)
+    content = {"language": table.meteor, "references": [file_hash(of) for of in references]}
+    return Stage("meteor", f"meteor-{table.meteor}", content, {"scored": scored}, {"references": references})
+
+
 def stages(table: Table, recipes: Mapping[str, Recipe]) -> dict[tuple[str, str, int], Stage]:
     """What is to be scored: of each row, in each way, from each seed."""
     return {
@@ -302,7 +310,24 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     write_text(directory / "scores.json", json.dumps(result, indent=2) + "\n")
 
 
-RUN = {"train": _run_train, "distill": _run_distill, "lm": _run_lm, "tune": _run_tune, "score": _run_score}
+def _run_meteor(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
+    from nmla.evaluation.meteor import meteor
+    from nmla.text.lines import read_lines
+
+    _unchanged(stage, "references", *map(file_hash, stage.paths["references"]))
+    references = [read_lines(Path(path)) for path in stage.paths["references"]]
+    measured = meteor(read_lines(given["scored"] / OUTPUTS), references, stage.settings["language"])
+    write_text(directory / METEOR, json.dumps(asdict(measured), indent=2) + "\n")
+
+
+RUN = {
+    "train": _run_train,
+    "distill": _run_distill,
+    "lm": _run_lm,
+    "tune": _run_tune,
+    "score": _run_score,
+    "meteor": _run_meteor,
+}
 
 
 def as_json(stage: Stage) -> dict[str, Any]:

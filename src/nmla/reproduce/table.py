@@ -7,6 +7,7 @@ from pathlib import Path
 from nmla.config import LOSSES, Recipe, load_recipe, parse_settings, read_settings
 from nmla.decoding.ngram_lm import MAX_ORDER
 from nmla.errors import UsageError
+from nmla.evaluation.meteor import LANGUAGES
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Table:
     ways: dict[str, Way] = field(default_factory=dict)  # (default: argmax)
     baseline: str = ""  # the row that the others are tested against (default: the first)
     lm: LanguageModelConfig | None = None
+    meteor: str = ""  # the target language, for METEOR where its program is installed (default: none)
     about: str = ""  # what the reader must know
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ class Table:
                 raise UsageError(
                     f"ways of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
                 )
+        if self.meteor and self.meteor not in LANGUAGES:
+            raise UsageError(f"meteor must be one of {', '.join(LANGUAGES)}, but is {self.meteor!r}")
         if self.lm is None and (needs := [name for name, way in self.ways.items() if way.lm]):
             raise UsageError(f"lm must say what the way {needs[0]!r} takes its language model from, but is not given")
 
