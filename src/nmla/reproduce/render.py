@@ -36,8 +36,10 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
     """
     results = {of: _result(table, stage, root) for of, stage in wanted.items()}
     first: dict[tuple[str, str], Stage] = {}  # of each row and way, from the first seed
+    shown: dict[str, Stage] = {}  # of each row, its first way
     for (row, way, _), stage in wanted.items():
         first.setdefault((row, way), stage)
+        shown.setdefault(row, stage)
     systems = {of: _system(of[0], stage, root) for of, stage in first.items()}
     references = [read_lines(Path(reference)) for reference in table.test.references]
     name = table.baseline or table.rows[0].name
@@ -50,10 +52,9 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
             for of, outputs in others.items()
         }
         blocks.append(_beyond(table, ", ".join(baseline), tests))
-    shown = {of[0]: of for of in reversed(first)}  # each row in its first way
-    test, command = _test(table, {row: first[shown[row]] for row, _ in first}, wanted, references, root)
+    test, command = _test(table, shown, wanted, references, root)
     blocks += [_details(results), _beside(test.analysis), _legend(results)]
-    if missing := [row.name for row in table.rows if all(row.name != of for of, _ in first)]:
+    if missing := [row.name for row in table.rows if row.name not in shown]:
         blocks.append(f"Not run yet: {', '.join(missing)}.")
     beside = first[baseline].directory(root) / OUTPUTS if baseline is not None else None
     commands = [command] + [
@@ -65,7 +66,7 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
-    sections = report(_runs({row: first[shown[row]] for row, _ in first}, root), test, [command])
+    sections = report(_runs(shown, root), test, [command])
     curves = next(block for _, of in sections for block in of if isinstance(block, Picture))
     text = to_markdown(table.title, [("", [*blocks, curves])], [f"{path.stem}.svg"])
     page = to_html(table.title, [("The table", blocks), *sections])
