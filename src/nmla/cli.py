@@ -332,7 +332,7 @@ COMMANDS = {
             },
             "--batch-sizes": {**NUMBERS, "default": (1, 8, 32, 100, 400), "help": "(default: 1 8 32 100 400)"},
             "--threads": {**NUMBERS, "default": (1, 2), "help": "how many work on a batch (default: 1 2)"},
-            "--turns": {"type": int, "default": 5, "help": "how often each is measured (default: 5)"},
+            "--turns": {"type": int, "default": 3, "help": "how often each is measured (default: 3)"},
             "--sentences": {"type": int, "default": 400, "help": "how many, from all of the source (default: 400)"},
             "--compute-types": {
                 "nargs": "+",

@@ -28,7 +28,7 @@ from nmla.progress import progress_bar, say
 
 BATCH_SIZES = (1, 8, 32, 100, 400)
 THREADS = (1, 2)
-TURNS = 5
+TURNS = 3
 WARM_UP = 16  # sentences at least, for each batch size
 ALL, GROUPS = "all", ("short", "middle", "long")  # of the sentences, by source tokens
 SEARCHES = {"greedy": 1, "beam 5": 5}  # of autoregressive models
