@@ -258,6 +258,11 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         ),
         (("score", "--reference", "valid.de", "--meteor-jar", "x"), 2, "--meteor-jar must come with --meteor LANGUAGE"),
         (("report", "runs/mine", "--output", "."), 2, "must end in .html or .md, but does not"),
+        (
+            ("report", "runs/mine", "--output", "x.html", "--lm", "lm.lm"),
+            2,
+            "--lm is for what models write, so --source",
+        ),
         (("report", "nowhere", "--output", "x.html"), 2, "nowhere: must hold a finished training, but holds none"),
         (("reproduce", "nowhere.yaml"), 2, "nowhere.yaml: a table must be a YAML file, but there is none here"),
         (("score", "--reference", "."), 2, "must be a file, but is a directory"),

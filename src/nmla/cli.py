@@ -219,8 +219,8 @@ COMMANDS = {
                 "required": True,
                 "action": "append",
                 "metavar": "NAME=PATH",
-                "help": "a file of outputs, one a line, or a model directory; give it again for more systems, "
-                "which are compared with the first",
+                "help": "a file of outputs, one a line, or of what nmla translate --format jsonl writes if it ends in "
+                ".jsonl, or a model directory; give it again for more systems, which are compared with the first",
             },
             "--reference": {
                 "type": Path,
@@ -255,7 +255,7 @@ COMMANDS = {
     ),
     "report": Command(
         "write a page about trainings: tables, curves, what changed, and how to make each number anew",
-        "nmla report runs/mine --source valid.en --reference valid.de --output report.html",
+        "nmla report runs/mine --source valid.en --reference valid.de --lm lm.lm --output report.html",
         commands.run_report,
         {
             "runs": {"nargs": "+", "type": Path, "metavar": "RUN", "help": "directories that hold finished trainings"},
@@ -265,6 +265,10 @@ COMMANDS = {
                 "action": "append",
                 "default": [],
                 "help": "its translations; give it again for more references",
+            },
+            "--lm": {
+                "type": Path,
+                "help": "a language model over the first model's tokens, for the outputs' perplexity",
             },
             "--output": {"type": Path, "required": True, "help": "what to write: a page if it ends in .html, or .md"},
             "--title": {"default": "Trainings", "help": "what it is called"},

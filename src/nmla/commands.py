@@ -194,19 +194,28 @@ def run_report(args: argparse.Namespace) -> None:
         raise UsageError("--source and --reference must be given together: they are the test set")
     if args.output.suffix not in (".html", ".md"):
         raise UsageError(f"{args.output}: must end in .html or .md, but does not")
+    if args.lm is not None and args.source is None:
+        raise UsageError("--lm is for what models write, so --source and --reference must be given too, but are not")
     check_output(args.output)
     runs = find_runs(args.runs)
+    fluency: dict[str, Any] = {}
+    if args.lm is not None:
+        from nmla.decoding.ngram_lm import NgramLM
+
+        tokenizer = _tokenizer(runs[0].directory / "model")
+        fluency = {"lm": NgramLM.load(args.lm, tokenizer), "tokenizer": tokenizer}
     test, commands = None, []
     if args.source is not None:
         sources, *references = (read_lines(path) for path in (args.source, *args.reference))
         check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
         systems = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
-        analysis = analyse(systems, references, sources=sources, examples=args.examples)
+        analysis = analyse(systems, references, sources=sources, examples=args.examples, **fluency)
         test = Outcome(sources, references, systems, analysis)
+        lm = ["--lm", args.lm] if args.lm is not None else []
         files = ["--source", args.source, *(of for path in args.reference for of in ("--reference", path))]
         named = [of for run in runs for of in ("--system", f"{run.name}={run.directory / 'model'}")]
         scored = [["nmla", "score", "--model", run.directory / "model", *files] for run in runs]
-        commands = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named], *scored)]
+        commands = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named, *lm], *scored)]
     write_document(args.output, args.title, report(runs, test, commands))
     print(args.output)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -13,10 +14,12 @@ from nmla.cli import main
 from nmla.config import Decoding
 from nmla.decoding.lm_train import train_lm
 from nmla.decoding.ngram_lm import NgramLM
+from nmla.decoding.pipe import translate_files
 from nmla.decoding.translation import Translation
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import System, analyse, match, word_order, words
 from nmla.evaluation.analysis_table import FORMATS, render
+from nmla.text.lines import read_lines
 from nmla.text.tokenizer import BLANK, Tokenizer
 
 WORDS = "der die das alte neue Haus Baum Hund sieht geht läuft heute morgen und , .".split()
@@ -171,14 +174,27 @@ def test_entropy_and_blanks_are_means_over_positions():
         Translation(""),
     ]
     outputs = [one.text for one in told]
-    by_family = [
-        analyse([System("a", outputs, told, family)], [outputs]).systems[0]
-        for family in ("ctc", "sctc", "fixed_length", "autoregressive")
-    ]
-    assert [report.entropy for report in by_family] == [6 / 8] * 4
-    assert [report.blanks for report in by_family] == [6 / 8, 6 / 8, None, None]
+    [report] = analyse([System("a", outputs, told)], [outputs]).systems
+    assert (report.entropy, report.blanks) == (6 / 8, 6 / 8)
+    without = [replace(one, blanks=0) for one in told]
+    [report] = analyse([System("a", outputs, without)], [outputs]).systems
+    assert (report.entropy, report.blanks) == (6 / 8, None)  # a model that knows none
     [report] = analyse([System("a", outputs)], [outputs]).systems
     assert (report.entropy, report.blanks) == (None, None)
+
+
+def test_what_translate_writes_as_json_tells_as_much_as_the_model(copy_run, digits, tmp_path):
+    lines = read_lines(digits / "valid.txt")
+    translator = nmla.load(copy_run / "finetune" / "model")
+    path = tmp_path / "out.jsonl"
+    translate_files(translator, [digits / "valid.txt"], path, "jsonl")
+    own, read = System.of_model("a", translator, lines), System.of_file("a", path)
+    assert analyse([read], [lines]) == analyse([own], [lines])
+    for bad in ("[]", '"text"', "{", '{"text": "a"}', "1"):
+        path.write_text(f"{path.read_text()}{bad}\n")
+        with pytest.raises(DataError, match=f"out.jsonl:{len(lines) + 1}: must be a translation as nmla translate"):
+            System.of_file("a", path)
+        path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:-1]))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 4.0, -4.0])
@@ -260,7 +276,7 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
     references, (one, other) = texts
     one = ["a | b\tc \u2028 d", *one[1:]]
     told = [Translation(line, entropy=1.0, positions=2, blanks=1) for line in one]
-    systems = [System("one", one, told, "ctc"), System("an|other", other)]
+    systems = [System("one", one, told), System("an|other", other)]
     analysis = analyse(systems, references, lm=lm, tokenizer=UNITS, bounds=(20, 99), examples=2)
     numbers, examples = render(analysis, "tsv").split("\n\n")
     table = [line.split("\t") for line in numbers.split("\n")]

@@ -4,6 +4,7 @@ Words are BLEU's: punctuation stands alone. With several references, lengths, re
 those of the first, and BLEU and chrF take all.
 """
 
+import json
 import math
 from bisect import bisect, insort
 from collections import defaultdict, deque
@@ -40,7 +41,24 @@ class System:
     name: str
     outputs: Lines
     translations: Sequence[Translation] | None = None  # with scores
-    family: str | None = None  # of the model
+
+    @classmethod
+    def of_file(cls, name: str, path: Path) -> "System":
+        """What is in a file: lines of text or, if its name ends in .jsonl, what `nmla translate` writes as JSON."""
+        lines = read_lines(path)
+        if path.suffix != ".jsonl":
+            return cls(name, lines)
+        translations = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                found = json.loads(line)
+                told = {key: found[key] for key in ("text", "entropy", "positions", "blanks")}
+            except (ValueError, KeyError, TypeError):
+                raise DataError(
+                    f"{path}:{number}: must be a translation as nmla translate --format jsonl writes it, but is not"
+                ) from None
+            translations.append(Translation(**told))
+        return cls(name, [one.text for one in translations], translations)
 
     @classmethod
     def of_model(cls, name: str, translator: Translator, sources: Lines) -> "System":
@@ -51,7 +69,7 @@ class System:
             for translation in translator.translate_iterable(sources, return_scores=True):
                 translations.append(translation)
                 bar.advance(task)
-        return cls(name, [one.text for one in translations], translations, translator.model.config.family)
+        return cls(name, [one.text for one in translations], translations)
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ class Report:
     fluency: Fluency
     order: WordOrder
     entropy: float | None  # of a model's prediction, in nats, mean over output positions
-    blanks: float | None  # share of output positions where the blank is the most probable; for CTC and SCTC
+    blanks: float | None  # share of output positions where the blank is the most probable; None if there are none
 
 
 @dataclass(frozen=True)
@@ -161,11 +179,12 @@ def analyse_files(
         language_model = NgramLM.load(lm, tokenizer)
     targets = [read_lines(path) for path in references]
     sources = read_lines(source) if source is not None else None
-    outputs = {name: read_lines(path) for name, path in paths.items() if name not in models}
-    named = [*zip(map(str, references), targets, strict=True), *((str(paths[name]), outputs[name]) for name in outputs)]
+    files = {name: System.of_file(name, path) for name, path in paths.items() if name not in models}
+    named: list[tuple[str, Lines]] = [*zip(map(str, references), targets, strict=True)]
+    named += [(str(paths[name]), system.outputs) for name, system in files.items()]
     _check_lines([*named, (str(source), sources)] if sources is not None else named)
     analysed = [
-        System.of_model(name, Translator.load(path), sources or []) if name in models else System(name, outputs[name])
+        files[name] if name in files else System.of_model(name, Translator.load(path), sources or [])
         for name, path in paths.items()
     ]
     return analyse(
@@ -224,7 +243,7 @@ def analyse(
     reports = []
     for system in systems:
         output, told = words(system.outputs), system.translations
-        positions = sum(one.positions for one in told or ())
+        blanks, positions = (sum(getattr(one, name) for one in told or ()) for name in ("blanks", "positions"))
         reports.append(
             Report(
                 name=system.name,
@@ -236,9 +255,7 @@ def analyse(
                 fluency=fluency(system.outputs, output, lm, tokenizer),
                 order=word_order(output, target),
                 entropy=mean_entropy(told) if told is not None else None,
-                blanks=sum(one.blanks for one in told) / max(positions, 1)
-                if told is not None and system.family in ("ctc", "sctc")
-                else None,
+                blanks=blanks / positions if blanks else None,
             )
         )
     return Analysis(

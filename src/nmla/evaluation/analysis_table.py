@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from nmla.evaluation.analysis import Analysis, Bucket, Comparison, Example
-from nmla.evaluation.document import markdown_table
+from nmla.evaluation.document import Figures, markdown_table
 
 FORMATS = ("tsv", "json", "markdown")
 ABSENT = "-"
@@ -21,6 +21,7 @@ class Row:
     digits: int
     note: str
     reference: float | None = None
+    sentences: int | None = None  # that it is of, if not of all
 
 
 def render(analysis: Analysis, form: str) -> str:
@@ -44,8 +45,10 @@ def rows(analysis: Analysis) -> Iterator[Row]:
     for number, bucket in enumerate(systems[0].buckets):
         where, count = _words(bucket), f"{bucket.sentences} sentence{'s' * (bucket.sentences != 1)}"
         buckets = [one.buckets[number] for one in systems]
-        yield Row(f"BLEU, {where}", [of.bleu for of in buckets], 2, count)
-        yield Row(f"brevity penalty, {where}", [of.brevity_penalty for of in buckets], 3, count)
+        yield Row(f"BLEU, {where}", [of.bleu for of in buckets], 2, count, sentences=bucket.sentences)
+        yield Row(
+            f"brevity penalty, {where}", [of.brevity_penalty for of in buckets], 3, count, sentences=bucket.sentences
+        )
     reference, texts = analysis.reference, [one.fluency for one in systems]
     repeated = "share of words equal to the one before"
     yield Row("repeats", [of.repeats for of in texts], 4, repeated, reference.repeats)
@@ -75,9 +78,20 @@ def cells(analysis: Analysis) -> list[list[str]]:
     header = ["measure", *(one.name for one in analysis.systems), "reference", "note"]
     table = [header]
     for row in rows(analysis):
-        numbers = [ABSENT if value is None else f"{value:.{row.digits}f}" for value in (*row.values, row.reference)]
-        table.append([row.name, *numbers, row.note])
+        table.append([row.name, *(_number(value, row) for value in (*row.values, row.reference)), row.note])
     return [[_one_line(cell) for cell in line] for line in table]
+
+
+def _number(value: float | None, row: Row) -> str:
+    return ABSENT if value is None else f"{value:.{row.digits}f}"
+
+
+def by_system(analysis: Analysis, measures: Sequence[Row]) -> Figures:
+    """Some measures of all systems and of the reference, a system a line: for more than fit beside each other."""
+    header = [row.name if row.sentences is None else f"{row.name} ({row.sentences})" for row in measures]
+    names = [*(one.name for one in analysis.systems), "the reference"]
+    columns = [[_number(value, row) for value in (*row.values, row.reference)] for row in measures]
+    return Figures(["system", *header], [[name, *of] for name, *of in zip(names, *columns, strict=True)])
 
 
 def _tsv(analysis: Analysis) -> str:

@@ -15,14 +15,15 @@ from nmla.config import Recipe, load_recipe, recipe_yaml
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import Analysis, System
-from nmla.evaluation.analysis_table import cells, shown
-from nmla.evaluation.document import Code, Figures, Picture, Section
+from nmla.evaluation.analysis_table import by_system, cells, rows, shown
+from nmla.evaluation.document import Block, Code, Figures, Picture, Section
 from nmla.evaluation.report import curves, heat_map
 from nmla.files import sha256
 from nmla.models.pretrained import WEIGHTS
 from nmla.text.tokenizer import BLANK
 
 STEEP = 3.0  # of the loss that a training ends with: what is above it would flatten the curve
+MOST_BESIDE = 6  # systems as columns: more would not fit on a page
 LONGEST_SHOWN = 12  # words of a source whose probabilities are drawn
 
 
@@ -115,8 +116,7 @@ def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[
     """
     sections: list[Section] = [("Trainings", [_trainings(runs), Picture(_curves(runs))])]
     if test is not None:
-        header, *rows = cells(test.analysis)
-        sections.append(("On the test set", [Figures(header, rows)]))
+        sections.append(("On the test set", _on_the_test_set(test.analysis)))
         sections += _before_and_after(runs, test)
         for comparison in test.analysis.comparisons:
             for change, found in (("gained", comparison.gained), ("lost", comparison.lost)):
@@ -128,6 +128,15 @@ def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[
     recipes = [Code(recipe_yaml(run.recipe), folded=f"{run.name}, the recipe of this stage") for run in runs]
     sections.append(("How it was made", [*([Code("\n".join(commands))] if commands else []), *recipes]))
     return sections
+
+
+def _on_the_test_set(analysis: Analysis) -> list[Block]:
+    if len(analysis.systems) <= MOST_BESIDE:
+        header, *lines = cells(analysis)
+        return [Figures(header, lines)]
+    measures = [row for row in rows(analysis) if not row.name.startswith("brevity penalty, ")]
+    notes = "; ".join(f"{row.name}: {row.note}" for row in measures if row.sentences is None)
+    return [by_system(analysis, measures), f"Sentences of a length in brackets. {notes}."]
 
 
 def _trainings(runs: Sequence[Run]) -> Figures:

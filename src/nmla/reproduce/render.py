@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from nmla.decoding.ngram_lm import NgramLM
-from nmla.decoding.translation import Translation
 from nmla.evaluation.analysis import Analysis, System, analyse
+from nmla.evaluation.analysis_table import by_system
 from nmla.evaluation.analysis_table import rows as measures
 from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
 from nmla.evaluation.runs import Outcome, Run, find_runs, report
 from nmla.files import write_text
-from nmla.reproduce.stages import METEOR, OUTPUTS, Stage, judging
+from nmla.reproduce.stages import METEOR, OUTPUTS, TRANSLATIONS, Stage, judging
 from nmla.reproduce.table import Table
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import Tokenizer
@@ -29,10 +29,10 @@ Wanted = Mapping[Of, Stage]
 Results = dict[Of, dict[str, Any]]
 
 
-def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
+def render(path: Path, table: Table, wanted: Wanted, lm: Stage | None, root: Path) -> str:
     """The table from its finished stages as Markdown; also written beside them, with its curves, as JSON and as a page.
 
-    What is not among `wanted` is named as not run.
+    What is not among `wanted` is named as not run. Perplexities are told if `lm` is done.
     """
     results = {of: _result(table, stage, root) for of, stage in wanted.items()}
     first: dict[tuple[str, str], Stage] = {}  # of each row and way, from the first seed
@@ -40,29 +40,40 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
     for (row, way, _), stage in wanted.items():
         first.setdefault((row, way), stage)
         shown.setdefault(row, stage)
-    systems = {of: _system(of[0], stage, root) for of, stage in first.items()}
+    systems = {of: System.of_file(of[0], stage.directory(root) / TRANSLATIONS) for of, stage in first.items()}
     references = [read_lines(Path(reference)) for reference in table.test.references]
     name = table.baseline or table.rows[0].name
     baseline = next((of for of in first if of[0] == name), None)
     blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}"), _scores(table, results)]
+
+    def beyond(of: tuple[str, str], other: tuple[str, str]) -> Measured:
+        outputs, others = systems[of].outputs, systems[other].outputs
+        return measure(outputs, references, baseline=others, samples=SAMPLES, only=["BLEU"])[0]
+
     if baseline is not None:
-        others = {of: system.outputs for of, system in systems.items() if of != baseline}
-        tests = {
-            of: measure(outputs, references, baseline=systems[baseline].outputs, samples=SAMPLES, only=["BLEU"])[0]
-            for of, outputs in others.items()
-        }
-        blocks.append(_beyond(table, ", ".join(baseline), tests))
-    test, command = _test(table, shown, wanted, references, root)
+        tests = {of: beyond(of, baseline) for of in systems if of != baseline}
+        blocks.append(_beyond(table, f"BLEU beyond {', '.join(baseline)}", tests))
+    controls = {row.name: row.control for row in table.rows}
+    beside = {(row, way): (controls[row], way) for row, way in first if (controls[row], way) in first}
+    if beside:
+        tests = {(f"{of[0]} beyond {other[0]}", of[1]): beyond(of, other) for of, other in beside.items()}
+        blocks.append(_beyond(table, "BLEU, in the same way", tests))
+    # What all are compared with comes first.
+    shown = dict(sorted(shown.items(), key=lambda of: baseline is None or of[0] != baseline[0]))
+    test, command = _test(table, shown, references, lm, root)
     blocks += [_details(results), _beside(test.analysis), _legend(results)]
     if missing := [row.name for row in table.rows if row.name not in shown]:
         blocks.append(f"Not run yet: {', '.join(missing)}.")
-    beside = first[baseline].directory(root) / OUTPUTS if baseline is not None else None
-    commands = [command] + [
-        _command(table, of, stage, results[of], root, beside if of[:2] != baseline else None)
-        for of, stage in wanted.items()
-    ]
+    commands = [command]
+    for (row, way, seed), stage in wanted.items():
+        told = table, stage, results[row, way, seed], root
+        other = first[baseline] if baseline is not None and (row, way) != baseline else None
+        commands.append(f"{_command(*told, other)}  # {row}, {way}, seed {seed}")
+        if (row, way) in beside and stage is first[row, way]:
+            control = beside[row, way]
+            commands.append(f"{_command(*told, first[control])}  # {row} beyond {control[0]}, {way}, seed {seed}")
     blocks += ["Single numbers:", Code("\n".join(commands))]
-    told = [
+    whole = [
         {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
         for (row, way, seed), result in results.items()
     ]
@@ -73,18 +84,11 @@ def render(path: Path, table: Table, wanted: Wanted, root: Path) -> str:
     for ending, content in (
         ("svg", curves.svg),
         ("md", text),
-        ("json", json.dumps(told, indent=2) + "\n"),
+        ("json", json.dumps(whole, indent=2) + "\n"),
         ("html", page),
     ):
         write_text(Path(table.output) / f"{path.stem}.{ending}", content)
     return text
-
-
-def _system(row: str, stage: Stage, root: Path) -> System:
-    lines = (stage.directory(root) / "translations.jsonl").read_text(encoding="utf-8").splitlines()
-    translations = [Translation(**json.loads(line)) for line in lines]
-    family = stage.inputs["model"].paths["recipe"]["model"]["family"]
-    return System(row, [one.text for one in translations], translations, family)
 
 
 def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
@@ -99,23 +103,21 @@ def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
 
 
 def _test(
-    table: Table, shown: Mapping[str, Stage], wanted: Wanted, references: list[list[str]], root: Path
+    table: Table, shown: Mapping[str, Stage], references: list[list[str]], lm: Stage | None, root: Path
 ) -> tuple[Outcome, str]:
     """What each row says of the test set in the way that is shown, and the command that analyses it."""
     command = ["nmla", "analyse", "--source", table.test.source, "--quantiles", str(QUANTILES)]
     for reference in table.test.references:
         command += ["--reference", reference]
     for row, scored in shown.items():
-        plain = scored.settings["beam_size"] == 1 and "decoding" not in scored.inputs  # as the model decodes by itself
-        path = scored.inputs["model"].directory(root) / "model" if plain else scored.directory(root) / OUTPUTS
-        command += ["--system", f"{row}={path}"]
+        command += ["--system", f"{row}={scored.directory(root) / TRANSLATIONS}"]
     fluency: dict[str, Any] = {}
-    if with_lm := [stage.inputs["lm"] for stage in wanted.values() if "lm" in stage.inputs]:
-        path, file = with_lm[0].paths["tokenizer"], with_lm[0].directory(root) / "lm.lm"
+    if lm is not None and lm.done(root):
+        path, file = lm.paths["tokenizer"], lm.directory(root) / "lm.lm"
         tokenizer = Tokenizer.load(Path(path))
         fluency = {"lm": NgramLM.load(file, tokenizer), "tokenizer": tokenizer}
         command += ["--lm", str(file), "--tokenizer", path]
-    systems = [_system(row, stage, root) for row, stage in shown.items()]
+    systems = [System.of_file(row, stage.directory(root) / TRANSLATIONS) for row, stage in shown.items()]
     sources = read_lines(Path(table.test.source))
     analysis = analyse(systems, references, sources=sources, quantiles=QUANTILES, **fluency)
     return Outcome(sources, references, systems, analysis), shlex.join(command)
@@ -169,8 +171,8 @@ def _scores(table: Table, results: Results) -> Figures:
     return Figures(header, rows)
 
 
-def _beyond(table: Table, baseline: str, tests: Mapping[tuple[str, str], Measured]) -> Figures:
-    """How far every row is from the baseline in every way."""
+def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Measured]) -> Figures:
+    """How far every row is from another in every way."""
 
     def cell(test: Measured | None) -> str:
         if test is None or test.difference_interval is None:
@@ -181,7 +183,7 @@ def _beyond(table: Table, baseline: str, tests: Mapping[tuple[str, str], Measure
     rows = [
         [row, *(cell(tests.get((row, way))) for way in table.ways)] for row in dict.fromkeys(row for row, _ in tests)
     ]
-    return Figures([f"BLEU beyond {baseline}", *table.ways], rows)
+    return Figures([title, *table.ways], rows)
 
 
 def _details(results: Results) -> Figures:
@@ -201,13 +203,9 @@ def _details(results: Results) -> Figures:
 
 def _beside(analysis: Analysis) -> Figures:
     """What the analysis says of each row, and of the reference."""
-    shown = [row for row in measures(analysis) if row.name.startswith("BLEU, ") or row.name in SHOWN]
-    numbers = [
-        [system.name, *(_number(row.values[i], row.digits) for row in shown)]
-        for i, system in enumerate(analysis.systems)
-    ]
-    reference = ["the reference", *(_number(row.reference, row.digits) for row in shown)]
-    return Figures(["system", *(row.name for row in shown)], [*numbers, reference])
+    return by_system(
+        analysis, [row for row in measures(analysis) if row.name.startswith("BLEU, ") or row.name in SHOWN]
+    )
 
 
 def _legend(results: Results) -> str:
@@ -220,14 +218,14 @@ def _legend(results: Results) -> str:
         f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last two tables are "
         "of each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
         "steps of each of the model's own stages, and minutes that these take at their median pace, validation not "
-        "counted; then, of the first seeds, BLEU by the length of the reference, in equal parts of the test set, the "
+        "counted; then, of the first seeds, BLEU by the length of the reference, with the number of sentences, the "
         "share of words equal to the one before, perplexity under the table's language model if it has one, the share "
         "of pairs of words that stand in another order than in the reference, and the share of positions that are "
         f"blank. {named}."
     )
 
 
-def _command(table: Table, of: Of, stage: Stage, result: dict[str, Any], root: Path, baseline: Path | None) -> str:
+def _command(table: Table, stage: Stage, result: dict[str, Any], root: Path, baseline: Stage | None) -> str:
     """What prints one number of the table alone, and beside a baseline what it is beyond that."""
     model = stage.inputs["model"].directory(root) / "model"
     command = ["nmla", "score", "--model", str(model), "--source", stage.paths["source"]]
@@ -244,11 +242,10 @@ def _command(table: Table, of: Of, stage: Stage, result: dict[str, Any], root: P
         if name in stage.inputs and (name != "lm" or decoding["alpha"]):  # which may have been tuned to none
             command += [f"--{name}", str(stage.inputs[name].directory(root) / file)]
     if baseline is not None:
-        command += ["--baseline", str(baseline)]
+        command += ["--baseline", str(baseline.directory(root) / OUTPUTS)]
     if "METEOR" in result:
         command += ["--meteor", table.meteor]
-    row, way, seed = of
-    return f"{shlex.join(command)}  # {row}, {way}, seed {seed}"
+    return shlex.join(command)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ from nmla.evaluation.measure import check_parallel
 from nmla.evaluation.meteor import find_meteor
 from nmla.progress import progress_bar, say
 from nmla.reproduce.render import render
-from nmla.reproduce.stages import Stage, as_json, judging, stages
+from nmla.reproduce.stages import Stage, as_json, judging, language_model, stages
 from nmla.reproduce.table import Table, load_table
 from nmla.text.lines import read_lines
 
@@ -34,6 +34,8 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
     references = [(of, read_lines(Path(of))) for of in table.test.references]
     check_parallel(read_lines(Path(table.test.source)), references)  # now, not after hours
     wanted = stages(table, recipes)
+    # What tells how fluent outputs are, whether or not one is decoded with it.
+    lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None
     root = Path(table.output) / "stages"
     if so_far:
         wanted = {of: stage for of, stage in wanted.items() if stage.done(root)}
@@ -41,20 +43,22 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
         scored = [stage for of in wanted.values() for stage in of.needed()]
-        run_all([*scored, *_judged(table, wanted.values())], root, jobs)
-    return render(path, table, wanted, root)
+        run_all([*scored, *([lm] if lm is not None else [])], root, jobs)
+        _judge(table, wanted.values(), root, jobs)
+    return render(path, table, wanted, lm, root)
 
 
-def _judged(table: Table, scored: Iterable[Stage]) -> list[Stage]:
-    """What measures METEOR, where the table asks for it and its program is there."""
+def _judge(table: Table, scored: Iterable[Stage], root: Path, jobs: int) -> None:
+    """Measure METEOR where the table asks for it; without its program, or where that fails, the table does without."""
     if not table.meteor:
-        return []
+        return
     try:
         find_meteor(table.meteor)
-    except UsageError as error:
-        say(f"nmla reproduce: without METEOR: {error}")
-        return []
-    return [judging(table, of) for of in scored]
+        run_all([judging(table, of) for of in scored], root, jobs)
+    except Stopped:
+        raise
+    except NmlaError as error:
+        say(f"nmla reproduce: METEOR is left out: {error}")
 
 
 def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:

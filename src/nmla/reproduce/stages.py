@@ -22,12 +22,13 @@ from nmla.config import Decoding, ModelConfig, Recipe, TrainConfig, parse_recipe
 from nmla.data.corpus import TOKENIZER, content_hash
 from nmla.errors import DataError, NmlaError
 from nmla.files import remove_leftovers, sha256, write_text
-from nmla.reproduce.table import Table, Way
+from nmla.reproduce.table import LanguageModelConfig, Table, Way
 from nmla.text.lines import require_file
 
 DONE = "done.json"  # in the directory of a stage that is finished
 OUTPUTS = "outputs.txt"  # of one that scored: what the model wrote
-METEOR = "meteor.json"  # of one that judged these
+TRANSLATIONS = "translations.jsonl"  # and what it thought of that
+METEOR = "meteor.json"  # of one that judged it
 # Raised when what a kind of stage makes of the same settings changes, a default among them, so that nothing made before
 # is taken for it.
 VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2, "meteor": 1}
@@ -142,16 +143,7 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
     inputs = {"model": model}
     corpus = Path(recipe.data.corpus)
     if way.lm and table.lm is not None:
-        inputs["lm"] = Stage(
-            "lm",
-            f"lm-{table.lm.order}",
-            {
-                "order": table.lm.order,
-                "text": file_hash(table.lm.text),
-                "tokenizer": file_hash(str(corpus / TOKENIZER)),
-            },
-            paths={"text": table.lm.text, "tokenizer": str(corpus / TOKENIZER)},
-        )
+        inputs["lm"] = language_model(table.lm, corpus)
     if way.tune:
         inputs["decoding"] = Stage(
             "tune",
@@ -167,6 +159,13 @@ def scoring(table: Table, way: Way, recipe: Recipe, seed: int) -> Stage:
     content["sacrebleu"] = version("sacrebleu")
     test = {"source": source, "references": references}
     return Stage("score", f"scored-{way.beam_size}", {"beam_size": way.beam_size, **content}, inputs, test)
+
+
+def language_model(config: LanguageModelConfig, corpus: Path) -> Stage:
+    """The stage that makes a table's language model, over the tokens of a corpus."""
+    paths = {"text": config.text, "tokenizer": str(corpus / TOKENIZER)}
+    content = {name: file_hash(path) for name, path in paths.items()}
+    return Stage("lm", f"lm-{config.order}", {"order": config.order, **content}, paths=paths)
 
 
 def judging(table: Table, scored: Stage) -> Stage:
@@ -252,7 +251,8 @@ def _run_lm(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.decoding.lm_train import train_lm
     from nmla.text.tokenizer import Tokenizer
 
-    _unchanged(stage, "text", file_hash(stage.paths["text"]))
+    for name, path in stage.paths.items():
+        _unchanged(stage, name, file_hash(path))
     tokenizer = Tokenizer.load(Path(stage.paths["tokenizer"]))
     train_lm([Path(stage.paths["text"])], tokenizer, directory / "lm.lm", stage.settings["order"])
 
@@ -277,8 +277,6 @@ def _run_tune(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
 
 
 def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
-    import torch
-
     from nmla.decoding.translator import Translator, load_decoding
     from nmla.evaluation.measure import check_parallel, measure
     from nmla.evaluation.score import mean_entropy
@@ -300,13 +298,11 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
         "measured": [asdict(one) for one in measure(outputs, references)],
         "entropy": mean_entropy(translations),
         "decoding": asdict(decoding),
-        "family": translator.model.config.family,
-        "threads": torch.get_num_threads(),
     }
     # What the model thought of each sentence, without each token's part in it.
     thoughts = ({**asdict(replace(one, tokens=(), alternatives=()))} for one in translations)
     write_text(directory / OUTPUTS, "".join(f"{text}\n" for text in outputs))
-    write_text(directory / "translations.jsonl", "".join(f"{json.dumps(of)}\n" for of in thoughts))
+    write_text(directory / TRANSLATIONS, "".join(f"{json.dumps(of)}\n" for of in thoughts))
     write_text(directory / "scores.json", json.dumps(result, indent=2) + "\n")
 
 

@@ -49,6 +49,7 @@ class Row:
     recipe: str = ""  # a file beside the table's (default: the table's recipe)
     seeds: list[int] = field(default_factory=list)  # (default: the table's)
     ways: list[str] = field(default_factory=list)  # (default: all that the model family can)
+    control: str = ""  # a row that it is also tested against, in the same way (default: none)
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,16 @@ class Table:
             raise UsageError("rows must hold at least one row, but is empty")
         if twice := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"rows must have different names, but two are called {min(twice)!r}")
+        if odd := [name for name in names if "=" in name]:
+            raise UsageError(f"names of rows must hold no =, which ends them in commands, but one is {odd[0]!r}")
         if self.baseline and self.baseline not in names:
             raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
         for row in self.rows:
             seeds = self.seeds_of(row)
             if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
                 raise UsageError(f"seeds of {row.name!r} must be different numbers of at least 0, but are {seeds}")
+            if row.control and (row.control not in names or row.control == row.name):
+                raise UsageError(f"control of {row.name!r} must be another row, but is {row.control!r}")
             for key in ("seed", "output"):
                 if any(override.startswith(f"{key}=") for override in row.overrides):
                     raise UsageError(
