@@ -244,7 +244,7 @@ COMMANDS = {
             "--examples": {
                 "type": int,
                 "default": 5,
-                "help": "sentences shown that gained most, and lost (default: 5)",
+                "help": "sentences shown that gained most, and lost; of one system its best, and worst (default: 5)",
             },
             "--format": {
                 "choices": ("tsv", "json", "markdown"),
@@ -275,7 +275,7 @@ COMMANDS = {
             "--examples": {
                 "type": int,
                 "default": 5,
-                "help": "sentences shown that gained most, and lost (default: 5)",
+                "help": "sentences shown that gained most, and lost; of one system its best, and worst (default: 5)",
             },
         },
     ),

@@ -244,7 +244,12 @@ def test_examples_are_the_largest_differences_of_chrf(texts):
         assert (example.baseline, example.output, example.source) == (one[row], other[row], sources[row])
         assert example.references == (references[0][row], references[1][row])
     assert (same.gained, same.lost) == ((), ())
-    assert analyse(systems[:1], references).comparisons == ()
+    [alone] = analyse(systems[:1], references, examples=4).comparisons
+    assert alone.baseline is None
+    ranked = sorted(range(len(before)), key=before.__getitem__)
+    assert [of.chrf for of in alone.lost] == [before[row] for row in ranked[:4]]
+    assert [of.chrf for of in alone.gained] == [before[row] for row in ranked[:-5:-1]]
+    assert (alone.lost[0].baseline, alone.lost[0].baseline_chrf) == (None, None)
     assert analyse(systems, references, examples=0).comparisons[0].gained == ()
 
 
@@ -316,8 +321,21 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
     assert told["comparisons"][0]["gained"][0]["output"] == analysis.comparisons[0].gained[0].output
 
 
+def test_one_system_shows_its_best_and_its_worst():
+    analysis = analyse([System("a", ["b c", "d", "f"])], [["b c", "e", "f"]], sources=["B C", "E", "F"], examples=2)
+    table = [line.split("\t") for line in render(analysis, "tsv").split("\n\n")[1].split("\n")]
+    assert table[0] == ["change", "line", "chrF of a", "source", "reference", "a"]
+    assert table[1:] == [
+        ["best", "1", "100.00", "B C", "b c", "b c"],
+        ["best", "3", "100.00", "F", "f", "f"],
+        ["worst", "2", "0.00", "E", "e", "d"],
+    ]
+    shown = render(analysis, "markdown")
+    assert "## Worst of a\n\nLine 2, chrF 0.0:\n\n    source     E\n    reference  e\n    a          d" in shown
+
+
 def test_files_of_outputs_have_no_rows_of_models():
-    told = render(analyse([System("a", ["b c"])], [["b c"]]), "tsv")
+    told = render(analyse([System("a", ["b c"])], [["b c"]], examples=0), "tsv")
     assert not any(name in told for name in ("entropy", "blanks", "perplexity", "\n\n"))
     assert render(analyse([System("a", ["b"])], [["b"]], quantiles=1), "tsv").count("any length\t") == 2
 

@@ -118,18 +118,21 @@ class Example:
     line: int  # from 1
     source: str | None
     references: tuple[str, ...]
-    baseline: str  # the first system's output
+    baseline: str | None  # the first system's output
     output: str
-    baseline_chrf: float  # of this sentence
+    baseline_chrf: float | None  # of this sentence
     chrf: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The sentences in which a system differs most from the first, by chrF, the largest difference first."""
+    """The sentences in which a system differs most from the first, by chrF, the largest difference first.
+
+    Where there is no other system, `baseline` is None, and these are its best and its worst sentences.
+    """
 
     name: str
-    baseline: str
+    baseline: str | None
     gained: tuple[Example, ...]
     lost: tuple[Example, ...]
 
@@ -139,7 +142,7 @@ class Analysis:
     sentences: int
     reference: Fluency
     systems: tuple[Report, ...]
-    comparisons: tuple[Comparison, ...]  # of each other system with the first
+    comparisons: tuple[Comparison, ...]  # of each other system with the first, or of one with none
 
 
 def analyse_files(
@@ -334,32 +337,34 @@ def _bucket(
 def _comparisons(
     systems: Sequence[System], references: Sequence[Lines], sources: Lines | None, count: int
 ) -> tuple[Comparison, ...]:
-    if len(systems) == 1:
-        return ()
     first, *others = systems
-    before = _chrf(first.outputs, references)
+    baseline = first if others else None
+    before = _chrf(first.outputs, references) if others else None
     comparisons = []
-    for system in others:
+    for system in others or [first]:
         after = _chrf(system.outputs, references)
-        gains = [chrf - baseline for chrf, baseline in zip(after, before, strict=True)]
         told = [
             Example(
                 line=row + 1,
                 source=sources[row] if sources is not None else None,
                 references=tuple(lines[row] for lines in references),
-                baseline=first.outputs[row],
+                baseline=baseline.outputs[row] if baseline else None,
                 output=system.outputs[row],
-                baseline_chrf=before[row],
+                baseline_chrf=before[row] if before else None,
                 chrf=after[row],
             )
-            for row in range(len(gains))
+            for row in range(len(after))
         ]
+        # Without another system, all that is not wholly wrong is a gain, and what is not wholly right a loss.
+        gains, losses = (
+            [of.chrf - (end if of.baseline_chrf is None else of.baseline_chrf) for of in told] for end in (0, 100)
+        )
         # Of equal differences the first comes first, in both.
-        best = sorted(range(len(gains)), key=gains.__getitem__, reverse=True)[:count]
-        worst = sorted(range(len(gains)), key=gains.__getitem__)[:count]
+        best = sorted(range(len(told)), key=gains.__getitem__, reverse=True)[:count]
+        worst = sorted(range(len(told)), key=losses.__getitem__)[:count]
         gained = tuple(told[row] for row in best if gains[row] > 0)
-        lost = tuple(told[row] for row in worst if gains[row] < 0)
-        comparisons.append(Comparison(system.name, first.name, gained, lost))
+        lost = tuple(told[row] for row in worst if losses[row] < 0)
+        comparisons.append(Comparison(system.name, baseline.name if baseline else None, gained, lost))
     return tuple(comparisons)
 
 

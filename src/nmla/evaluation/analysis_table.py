@@ -98,13 +98,14 @@ def _tsv(analysis: Analysis) -> str:
     """Tables one after the other, an empty line between them."""
     tables = [cells(analysis)]
     for one in analysis.comparisons:
-        told = [("gained", example) for example in one.gained] + [("lost", example) for example in one.lost]
+        told = [(end, example) for end, _, examples in ends(one) for example in examples]
         if told:
             names = [name for name, _ in shown(one, told[0][1])]
-            tables.append([["change", "line", f"chrF of {one.baseline}", f"chrF of {one.name}", *names]])
-        for change, example in told:
-            numbers = [str(example.line), f"{example.baseline_chrf:.2f}", f"{example.chrf:.2f}"]
-            tables[-1].append([change, *numbers, *(text for _, text in shown(one, example))])
+            scored = [one.name] if one.baseline is None else [one.baseline, one.name]
+            tables.append([["change", "line", *(f"chrF of {name}" for name in scored), *names]])
+        for end, example in told:
+            numbers = [f"{of:.2f}" for of in (example.baseline_chrf, example.chrf) if of is not None]
+            tables[-1].append([end, str(example.line), *numbers, *(text for _, text in shown(one, example))])
     return "\n\n".join("\n".join("\t".join(map(_one_line, cells)) for cells in table) for table in tables)
 
 
@@ -112,16 +113,26 @@ def _markdown(analysis: Analysis) -> str:
     header, *numbers = cells(analysis)
     lines = [markdown_table(header, numbers)]
     for comparison in analysis.comparisons:
-        for change, examples in (("gained", comparison.gained), ("lost", comparison.lost)):
+        for _, title, examples in ends(comparison):
             if examples:
-                lines += ["", f"## Where {comparison.name} {change} most against {comparison.baseline}"]
+                lines += ["", f"## {title}"]
             for example in examples:
                 texts = shown(comparison, example)
                 width = max(len(name) for name, _ in texts)
-                lines += ["", f"Line {example.line}, chrF {example.baseline_chrf:.1f} to {example.chrf:.1f}:", ""]
+                chrf = " to ".join(f"{of:.1f}" for of in (example.baseline_chrf, example.chrf) if of is not None)
+                lines += ["", f"Line {example.line}, chrF {chrf}:", ""]
                 # As code: a sentence may hold anything that Markdown would take for its own.
                 lines += [f"    {name:{width}}  {_one_line(text)}" for name, text in texts]
     return "\n".join(lines)
+
+
+def ends(comparison: Comparison) -> list[tuple[str, str, tuple[Example, ...]]]:
+    """The sentences at both ends: in a word, as a title, and themselves."""
+    name, other = comparison.name, comparison.baseline
+    if other is None:
+        return [("best", f"Best of {name}", comparison.gained), ("worst", f"Worst of {name}", comparison.lost)]
+    both = (("gained", comparison.gained), ("lost", comparison.lost))
+    return [(change, f"Where {name} {change} most against {other}", examples) for change, examples in both]
 
 
 def shown(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
@@ -129,7 +140,8 @@ def shown(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
     source = [("source", example.source)] if example.source is not None else []
     numbered = enumerate(example.references, start=1)
     references = [("reference" if number == 1 else f"reference {number}", text) for number, text in numbered]
-    return [*source, *references, (comparison.baseline, example.baseline), (comparison.name, example.output)]
+    baseline = [] if comparison.baseline is None else [(comparison.baseline, example.baseline or "")]
+    return [*source, *references, *baseline, (comparison.name, example.output)]
 
 
 def _one_line(text: str) -> str:

@@ -15,7 +15,7 @@ from nmla.config import Recipe, load_recipe, recipe_yaml
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import Analysis, System
-from nmla.evaluation.analysis_table import by_system, cells, rows, shown
+from nmla.evaluation.analysis_table import by_system, cells, ends, rows, shown
 from nmla.evaluation.document import Block, Code, Figures, Picture, Section
 from nmla.evaluation.report import curves, heat_map
 from nmla.files import sha256
@@ -119,9 +119,8 @@ def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[
         sections.append(("On the test set", _on_the_test_set(test.analysis)))
         sections += _before_and_after(runs, test)
         for comparison in test.analysis.comparisons:
-            for change, found in (("gained", comparison.gained), ("lost", comparison.lost)):
+            for _, heading, found in ends(comparison):
                 if found:
-                    heading = f"Where {comparison.name} {change} most against {comparison.baseline}"
                     told = [shown(comparison, example) for example in found]
                     names = [name for name, _ in told[0]]
                     sections.append((heading, [Figures(names, [[text for _, text in of] for of in told], text=True)]))
