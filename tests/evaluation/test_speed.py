@@ -18,7 +18,7 @@ from nmla.decoding.translator import save_decoding
 from nmla.errors import DataError, UsageError
 from nmla.evaluation import speed as module
 from nmla.evaluation.report import COLOURS, curves
-from nmla.evaluation.speed import System, choose_sentences, load_systems, measure_speed, timed
+from nmla.evaluation.speed import TURNS, System, choose_sentences, load_systems, measure_speed, timed
 from nmla.evaluation.speed_report import picture, table
 from nmla.models.pretrained import build_model, load_model, save_model
 
@@ -150,7 +150,7 @@ def test_who_is_only_measured_alone(world):
     systems = [world.system("a", steady(1)), world.system("a, default mode", steady(2), alone=True)]
     speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1])
     assert {one.batch_size for one in speed.figures if one.system == "a, default mode"} == {1}
-    assert figure(speed, "a, default mode").ratios == (0.5,) * 5
+    assert figure(speed, "a, default mode").ratios == (0.5,) * TURNS
     assert "default mode" not in "".join(ElementTree.fromstring(picture(speed)).itertext())
     speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1], baseline="a, default mode")
     assert figure(speed, "a", 2).ratios == ()
@@ -226,7 +226,7 @@ def test_forms(world):
     assert (record["system"], record["sentences_per_second"], record["speedup"]) == ("a|b", "1", "1")
     found = json.loads(table(speed, "json"))
     assert found["machine"]["torch"] == torch.__version__
-    assert found["figures"][0]["seconds"] == [3.0] * 5
+    assert found["figures"][0]["seconds"] == [3.0] * TURNS
     tables = [block for block in table(speed, "markdown").split("\n\n") if block.startswith("|")]
     for block in tables:
         assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
