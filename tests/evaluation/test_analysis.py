@@ -190,7 +190,14 @@ def test_what_translate_writes_as_json_tells_as_much_as_the_model(copy_run, digi
     translate_files(translator, [digits / "valid.txt"], path, "jsonl")
     own, read = System.of_model("a", translator, lines), System.of_file("a", path)
     assert analyse([read], [lines]) == analyse([own], [lines])
-    for bad in ("[]", '"text"', "{", '{"text": "a"}', "1"):
+    for bad in (
+        "[]",
+        '"text"',
+        "{",
+        '{"text": "a"}',
+        "1",
+        '{"text": "a", "entropy": "b", "positions": 1, "blanks": 0}',
+    ):
         path.write_text(f"{path.read_text()}{bad}\n")
         with pytest.raises(DataError, match=f"out.jsonl:{len(lines) + 1}: must be a translation as nmla translate"):
             System.of_file("a", path)

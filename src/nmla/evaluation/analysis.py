@@ -30,6 +30,7 @@ from nmla.text.tokenizer import Tokenizer
 
 BOUNDS = (20, 40, 60)  # longest references of all buckets but the last, in words
 EXAMPLES = 5
+TOLD = {"text": str, "entropy": float, "positions": int, "blanks": int}  # of a translation as JSON, what is read
 
 Words = Sequence[Sequence[str]]  # of each sentence
 
@@ -52,7 +53,7 @@ class System:
         for number, line in enumerate(lines, start=1):
             try:
                 found = json.loads(line)
-                told = {key: found[key] for key in ("text", "entropy", "positions", "blanks")}
+                told = {name: kind(found[name]) for name, kind in TOLD.items()}
             except (ValueError, KeyError, TypeError):
                 raise DataError(
                     f"{path}:{number}: must be a translation as nmla translate --format jsonl writes it, but is not"
