@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oracle
 from cases import assert_equals_oracle, leaf, random_case
-from nmla.losses import best_alignment, collapse_path, ctc_loss, sctc_loss
+from nmla.losses import best_alignment, collapse_path, ctc_loss, ctc_loss_with_logits, sctc_loss
 
 LOSSES = {"ctc": ctc_loss, "sctc": sctc_loss}
 both_collapses = pytest.mark.parametrize("collapse", LOSSES)
@@ -23,6 +23,22 @@ def check_loss(case, collapse):
         lambda log_probs, b: oracle.negative_log_likelihood(log_probs, case.target(b), case.blank, collapse),
         logits,
     )
+
+
+def check_loss_with_logits(case, collapse):
+    """The same as from log-probabilities, and a graph that is kept can be gone through again."""
+    ours, theirs = leaf(case.logits), leaf(case.logits)
+    losses = ctc_loss_with_logits(ours, *case.arguments, blank=case.blank, collapse=collapse)
+    expected = LOSSES[collapse](case.log_probs_of(theirs), *case.arguments, blank=case.blank)
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-10)
+    weights = torch.rand_like(losses)
+    for _ in range(2):
+        torch.testing.assert_close(
+            torch.autograd.grad(losses, ours, weights, retain_graph=True),
+            torch.autograd.grad(expected, theirs, weights, retain_graph=True),
+            rtol=0,
+            atol=1e-10,
+        )
 
 
 def check_best_alignment(case, collapse):
@@ -49,6 +65,7 @@ def test_random_cases(positions, vocabulary, collapse):
             seed, batch=16, positions=positions, vocabulary=vocabulary, longest=seed % 5, zeros=seed % 3 == 2
         )
         check_loss(case, collapse)
+        check_loss_with_logits(case, collapse)
         check_best_alignment(case, collapse)
 
 
@@ -57,6 +74,7 @@ def test_random_cases(positions, vocabulary, collapse):
 def test_any_case(seed, shape, longest, zeros, collapse):
     case = random_case(seed, batch=3, positions=shape[0], vocabulary=shape[1], longest=longest, zeros=zeros)
     check_loss(case, collapse)
+    check_loss_with_logits(case, collapse)
     check_best_alignment(case, collapse)
 
 

@@ -16,6 +16,7 @@ from nmla.losses import (
     combined_ngram_loss,
     cross_entropy_loss,
     ctc_loss,
+    ctc_loss_with_logits,
     ddrs_loss,
     expected_length,
     expected_ngram_counts,
@@ -54,6 +55,8 @@ SEVERAL = (
 ONE_REFERENCE = {
     "ctc": ctc_loss,
     "sctc": sctc_loss,
+    "ctc with logits": ctc_loss_with_logits,
+    "sctc with logits": partial(ctc_loss_with_logits, collapse="sctc"),
     "bipartite": bipartite_loss,
     "bipartite margin": partial(bipartite_loss, margin=0.1),
     "axe": partial(axe_loss, delta=0.7),
@@ -383,6 +386,9 @@ def test_errors_say_what_must_hold(change, message):
         options = dict(zip(list(GOOD | change)[4:], rest[3:], strict=True))
         with pytest.raises(ValueError, match=message):
             ngram_matching_loss_with_logits(logits, *rest[:3], **options)
+        if option != "n":
+            with pytest.raises(ValueError, match=message):
+                ctc_loss_with_logits(logits, *rest[:3], **options)
         with pytest.raises(ValueError, match=message):
             fused_ngram_matching_loss(logits, torch.eye(5), None, *rest[:3], **options)
 

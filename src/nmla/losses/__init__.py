@@ -1,6 +1,6 @@
 """Losses for CTC models: pure functions of tensors, one value per sentence. Needs torch and scipy, nothing else."""
 
-from .alignment import best_alignment, ctc_loss, sctc_loss
+from .alignment import best_alignment, ctc_loss, ctc_loss_with_logits, sctc_loss
 from .assignment import bipartite_loss, oaxe_loss
 from .axe import axe_loss
 from .bag import bag_of_ngrams_loss
@@ -21,6 +21,7 @@ __all__ = [
     "combined_ngram_loss",
     "cross_entropy_loss",
     "ctc_loss",
+    "ctc_loss_with_logits",
     "ddrs_loss",
     "expected_length",
     "expected_ngram_counts",

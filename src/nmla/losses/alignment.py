@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from .collapse import check_collapse
-from .inputs import check_arguments, full_precision, full_type, in_use
+from .inputs import (
+    check_arguments,
+    check_blank,
+    check_scores,
+    check_targets,
+    full_precision,
+    full_type,
+    in_use,
+)
 
 
 def ctc_loss(
@@ -69,6 +77,41 @@ def sctc_loss(
     lattice = _lattice(log_probs, targets, input_lengths, target_lengths, blank, "sctc")
     loss_B: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
     return loss_B.to(full_type(log_probs))
+
+
+def ctc_loss_with_logits(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int,
+    collapse: str = "ctc",
+) -> Tensor:
+    """:func:`ctc_loss`, or :func:`sctc_loss`, of ``log_softmax(logits)`` in less time and memory: what training uses.
+
+    The gradient is the only tensor of the logits' size that is made. It cannot be differentiated again.
+
+    Args:
+        logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
+        targets, input_lengths, target_lengths, blank: as in :func:`ctc_loss`.
+        collapse: ``"ctc"`` or ``"sctc"``.
+
+    Returns:
+        ``(B,)`` losses in [0, inf]; float32 where the logits are of half precision.
+
+    Example:
+        >>> logits = torch.zeros(1, 2, 2, requires_grad=True)  # of the four paths three are "1": 11, 10, 01
+        >>> loss = ctc_loss_with_logits(logits, torch.tensor([[1]]), torch.tensor([2]), torch.tensor([1]), blank=0)
+        >>> loss.exp().detach()
+        tensor([1.3333])
+        >>> loss.sum().backward()
+        >>> logits.grad[0, 0]
+        tensor([ 0.1667, -0.1667])
+    """
+    lattice = _lattice(logits, targets, input_lengths, target_lengths, blank, collapse, from_logits=True)
+    loss_B: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
+    return loss_B.to(full_type(logits))
 
 
 def losses_of_references(
@@ -143,20 +186,26 @@ class _Lattice:
 
 
 def _lattice(
-    log_probs: Tensor,
+    scores: Tensor,
     targets: Tensor,
     input_lengths: Tensor,
     target_lengths: Tensor,
     blank: int,
     collapse: str,
     several: bool = False,
+    from_logits: bool = False,
 ) -> _Lattice:
     """Of each target; the references of a sentence stand one after the other, as if each were a sentence."""
     check_collapse(collapse)
-    targets, input_lengths, target_lengths = check_arguments(
-        log_probs, targets, input_lengths, target_lengths, blank=blank, several=several
-    )
-    sentences, positions, _ = log_probs.shape
+    sentences, positions, vocabulary = scores.shape if scores.dim() == 3 else (0, 0, 0)
+    if from_logits:
+        input_lengths = check_scores("logits", scores, input_lengths)
+        check_blank(blank, vocabulary)
+        targets, target_lengths = check_targets(targets, target_lengths, scores, vocabulary, blank=blank)
+    else:
+        targets, input_lengths, target_lengths = check_arguments(
+            scores, targets, input_lengths, target_lengths, blank=blank, several=several
+        )
     references = targets.shape[1] if several else 1
     targets, target_lengths = targets.flatten(0, -2), target_lengths.flatten()
     input_lengths = input_lengths.repeat_interleave(references)
@@ -176,14 +225,18 @@ def _lattice(
     last_B1 = 2 * target_lengths.unsqueeze(1)
     may_end_BS = (state_S == last_B1) | (state_S == last_B1 - 1)
 
-    padding_BT1 = ~in_use(input_lengths, positions).unsqueeze(-1)
+    padding_BT = ~in_use(input_lengths, positions)
     ids_BTK = tokens_BS.view(sentences, 1, references * states).expand(-1, positions, -1)
-    scores_BTS = full_precision(log_probs.gather(2, ids_BTK)).view(sentences, positions, references, states)
+    if from_logits:
+        gathered_BTK: Tensor = _GatheredLogProbs.apply(scores, ids_BTK, padding_BT)
+    else:
+        gathered_BTK = full_precision(scores.gather(2, ids_BTK))
+    scores_BTS = gathered_BTK.view(sentences, positions, references, states)
     scores_BTS = scores_BTS.transpose(1, 2).reshape(batch, positions, states)
     # Sums of hundreds of logarithms are taken in double precision: a posterior is the exp of their small differences.
     if scores_BTS.device.type != "mps":  # which has no float64
         scores_BTS = scores_BTS.double()
-    scores_TBS = scores_BTS.masked_fill(padding_BT1, -torch.inf).transpose(0, 1).contiguous()
+    scores_TBS = scores_BTS.masked_fill(padding_BT.unsqueeze(-1), -torch.inf).transpose(0, 1).contiguous()
 
     def log_weight(allowed: Tensor) -> Tensor:
         return torch.zeros_like(allowed, dtype=scores_TBS.dtype).masked_fill(~allowed, -torch.inf)
@@ -197,6 +250,30 @@ def _lattice(
         log_weight(may_end_BS),
         input_lengths,
     )
+
+
+class _GatheredLogProbs(torch.autograd.Function):
+    """``log_softmax(logits).gather(2, ids)``: the probabilities made forward become the gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids_BTK: Tensor, padding_BT: Tensor) -> Tensor:
+        probs_BTV = logits.softmax(-1, dtype=full_type(logits))
+        # From the likeliest token, whose probability never is too small for a logarithm.
+        log_sum_BT1 = logits.amax(-1, keepdim=True) - probs_BTV.amax(-1, keepdim=True).log()
+        ctx.save_for_backward(logits, ids_BTK, padding_BT)
+        ctx.probs_BTV = probs_BTV if ctx.needs_input_grad[0] else None
+        return logits.gather(2, ids_BTK) - log_sum_BT1
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_BTK: Tensor) -> tuple[Tensor, None, None]:
+        logits, ids_BTK, padding_BT = ctx.saved_tensors
+        grad_BTV, ctx.probs_BTV = ctx.probs_BTV, None  # written over: they can be used once
+        if grad_BTV is None:
+            grad_BTV = logits.softmax(-1, dtype=grad_BTK.dtype)
+        grad_BTV.mul_(-grad_BTK.sum(-1, keepdim=True)).scatter_add_(2, ids_BTK, grad_BTK)
+        grad_BTV[padding_BT] = 0  # whatever garbage there gave
+        return grad_BTV.to(logits.dtype), None, None
 
 
 class _SumOverPaths(torch.autograd.Function):

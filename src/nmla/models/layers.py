@@ -5,6 +5,7 @@ Lengths travel with every tensor and become masks, so that padding never changes
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +40,16 @@ class Attention(nn.Module):
         def split(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
+        query = self.query(queries_BTD)
         key, value = self.key_value(memory_BSD).chunk(2, dim=-1)
-        mixed = F.scaled_dot_product_attention(
-            split(self.query(queries_BTD)),
-            split(key),
-            split(value),
-            attn_mask=None if keep_BS is None else keep_BS[:, None, None, :],
-            is_causal=causal,
-        )
+        mixing = query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if mixing:  # the gradient of attention takes a CPU seven times as long in half precision
+            query, key, value = query.float(), key.float(), value.float()
+        with torch.autocast("cpu", enabled=False) if mixing else nullcontext():
+            mask = None if keep_BS is None else keep_BS[:, None, None, :]
+            mixed = F.scaled_dot_product_attention(
+                split(query), split(key), split(value), attn_mask=mask, is_causal=causal
+            )
         return self.output(mixed.transpose(1, 2).flatten(-2))
 
 

@@ -17,12 +17,11 @@ from nmla.losses import (
     bipartite_loss,
     combined_ngram_loss,
     cross_entropy_loss,
-    ctc_loss,
+    ctc_loss_with_logits,
     ddrs_loss,
     length_loss,
     ngram_matching_loss_with_logits,
     oaxe_loss,
-    sctc_loss,
 )
 from nmla.models.glancing import reveal
 from nmla.models.transformer import Glance, Output
@@ -107,6 +106,11 @@ def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: Tra
     return cross_entropy_loss(logits.log_softmax(-1), targets, lengths, lengths, label_smoothing=stage.label_smoothing)
 
 
+def _ctc(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
+    arguments = (output.logits, batch.target, output.lengths, batch.target_lengths)
+    return ctc_loss_with_logits(*arguments, blank=BLANK, collapse=config.family)
+
+
 def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
     loss_B = ngram_matching_loss_with_logits(
         output.logits,
@@ -120,9 +124,7 @@ def _ngram(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig
         recall_weight=stage.recall_weight,
     )
     if stage.ctc_weight:
-        alignment = ctc_loss if config.family == "ctc" else sctc_loss
-        log_probs = output.logits.log_softmax(-1)
-        of_tokens_B = alignment(log_probs, batch.target, output.lengths, batch.target_lengths, blank=BLANK)
+        of_tokens_B = _ctc(output, batch, config, stage, progress)
         loss_B = loss_B + stage.ctc_weight * of_tokens_B / batch.target_lengths.clamp(min=1)
     return loss_B
 
@@ -169,8 +171,8 @@ def _plain(loss: Callable[..., Tensor], **settings: Any) -> Callable[..., Tensor
 
 LOSSES: dict[str, Callable[[Output, Batch, ModelConfig, TrainConfig, float], Tensor]] = {
     "cross_entropy": _cross_entropy,
-    "ctc": _plain(ctc_loss, blank=BLANK),
-    "sctc": _plain(sctc_loss, blank=BLANK),
+    "ctc": _ctc,
+    "sctc": _ctc,
     "bipartite": _plain(bipartite_loss, blank=BLANK),
     "ngram": _ngram,
     "combined": _combined,
