@@ -183,10 +183,11 @@ def run_tune(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
-    from nmla.evaluation.analysis import System, analyse
+    from nmla.evaluation.analysis import analyse
     from nmla.evaluation.document import write_document
     from nmla.evaluation.measure import check_parallel
     from nmla.evaluation.runs import Outcome, find_runs, report
+    from nmla.evaluation.systems import System
     from nmla.files import check_output
     from nmla.text.lines import read_lines
 

@@ -17,8 +17,9 @@ from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.pipe import translate_files
 from nmla.decoding.translation import Translation
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.analysis import System, analyse, match, word_order, words
+from nmla.evaluation.analysis import analyse, match, word_order, words
 from nmla.evaluation.analysis_table import FORMATS, render
+from nmla.evaluation.systems import System
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import BLANK, Tokenizer
 

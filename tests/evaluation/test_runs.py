@@ -4,9 +4,10 @@ import pytest
 
 import nmla
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.analysis import System, analyse
+from nmla.evaluation.analysis import analyse
 from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown, write_document
 from nmla.evaluation.runs import Outcome, find_runs, report
+from nmla.evaluation.systems import System
 from nmla.text.lines import read_lines
 
 

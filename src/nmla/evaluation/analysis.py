@@ -4,7 +4,6 @@ Words are BLEU's: punctuation stands alone. With several references, lengths, re
 those of the first, and BLEU and chrF take all.
 """
 
-import json
 import math
 from bisect import bisect, insort
 from collections import defaultdict, deque
@@ -18,59 +17,19 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from nmla.data.corpus import TOKENIZER
 from nmla.decoding.ngram_lm import NgramLM
-from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.measure import Lines
 from nmla.evaluation.score import Scores, mean_entropy, score
+from nmla.evaluation.systems import System
 from nmla.models.pretrained import CONFIG
-from nmla.progress import progress_bar
 from nmla.text.lines import read_lines
 from nmla.text.tokenizer import Tokenizer
 
 BOUNDS = (20, 40, 60)  # longest references of all buckets but the last, in words
 EXAMPLES = 5
-TOLD = {"text": str, "entropy": float, "positions": int, "blanks": int}  # of a translation as JSON, what is read
 
 Words = Sequence[Sequence[str]]  # of each sentence
-
-
-@dataclass(frozen=True)
-class System:
-    """A system's outputs, one per sentence, and of a model also what it thought of them."""
-
-    name: str
-    outputs: Lines
-    translations: Sequence[Translation] | None = None  # with scores
-
-    @classmethod
-    def of_file(cls, name: str, path: Path) -> "System":
-        """What is in a file: lines of text or, if its name ends in .jsonl, what `nmla translate` writes as JSON."""
-        lines = read_lines(path)
-        if path.suffix != ".jsonl":
-            return cls(name, lines)
-        translations = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                found = json.loads(line)
-                told = {name: kind(found[name]) for name, kind in TOLD.items()}
-            except (ValueError, KeyError, TypeError):
-                raise DataError(
-                    f"{path}:{number}: must be a translation as nmla translate --format jsonl writes it, but is not"
-                ) from None
-            translations.append(Translation(**told))
-        return cls(name, [one.text for one in translations], translations)
-
-    @classmethod
-    def of_model(cls, name: str, translator: Translator, sources: Lines) -> "System":
-        """What a model makes of `sources`, decoded as it decodes by itself."""
-        translations = []
-        with progress_bar() as bar:
-            task = bar.add_task(name, total=len(sources))
-            for translation in translator.translate_iterable(sources, return_scores=True):
-                translations.append(translation)
-                bar.advance(task)
-        return cls(name, [one.text for one in translations], translations)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import torch
 from nmla.config import Recipe, load_recipe, recipe_yaml
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.analysis import Analysis, System
+from nmla.evaluation.analysis import Analysis
 from nmla.evaluation.analysis_table import by_system, cells, ends, rows, shown
 from nmla.evaluation.document import Block, Code, Figures, Picture, Section
 from nmla.evaluation.report import curves, heat_map
+from nmla.evaluation.systems import System
 from nmla.files import sha256
 from nmla.models.pretrained import WEIGHTS
 from nmla.text.tokenizer import BLANK

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nmla.decoding.ngram_lm import NgramLM
-from nmla.evaluation.analysis import Analysis, System, analyse
+from nmla.evaluation.analysis import Analysis, analyse
 from nmla.evaluation.analysis_table import by_system
 from nmla.evaluation.analysis_table import rows as measures
 from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, measure
 from nmla.evaluation.runs import Outcome, Run, find_runs, report
+from nmla.evaluation.systems import System
 from nmla.files import write_text
 from nmla.reproduce.stages import METEOR, OUTPUTS, TRANSLATIONS, Stage, judging
 from nmla.reproduce.table import Table
