@@ -98,3 +98,22 @@ def test_ctc_equals_torch():
         expected[finite].sum().backward()
         torch.testing.assert_close(mine.grad[finite], torchs.grad[finite], rtol=0, atol=1e-10)
         assert not mine.grad[~finite].any()
+
+
+@both_collapses
+def test_logits_need_not_be_contiguous_nor_want_a_gradient(collapse):
+    case = random_case(3, batch=5, positions=7, vocabulary=6, longest=3)
+    case.logits[torch.arange(7) >= case.input_lengths[:, None]] = torch.nan
+    options = {"blank": case.blank, "collapse": collapse}
+    expected = leaf(case.logits)
+    losses = ctc_loss_with_logits(expected, *case.arguments, **options)
+    losses[losses.isfinite()].sum().backward()
+    for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
+        logits = leaf(case.logits.permute(order).contiguous()).permute(order)
+        logits.retain_grad()
+        found = ctc_loss_with_logits(logits, *case.arguments, **options)
+        torch.testing.assert_close(found, losses)
+        found[found.isfinite()].sum().backward()
+        torch.testing.assert_close(logits.grad, expected.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(ctc_loss_with_logits(expected, *case.arguments, **options), losses.detach())

@@ -272,7 +272,7 @@ class _GatheredLogProbs(torch.autograd.Function):
         if grad_BTV is None:
             grad_BTV = logits.softmax(-1, dtype=grad_BTK.dtype)
         grad_BTV.mul_(-grad_BTK.sum(-1, keepdim=True)).scatter_add_(2, ids_BTK, grad_BTK)
-        grad_BTV[padding_BT] = 0  # whatever garbage there gave
+        grad_BTV.flatten(0, 1).index_fill_(0, padding_BT.flatten().nonzero().squeeze(1), 0)  # whatever garbage gave
         return grad_BTV.to(logits.dtype), None, None
 
 
