@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 import nmla.training.loop as loop
 from conftest import copy_recipe, digits_corpus
-from nmla.config import DataConfig, Decoding
+from nmla.config import DataConfig, Decoding, MachineConfig
 from nmla.decoding.translator import Translator, load_decoding, save_decoding
 from nmla.errors import DataError, NmlaError, Stopped, UsageError
 from nmla.files import locked
 from nmla.text.lines import read_lines
 from nmla.training.checkpoint import Progress, average
 from nmla.training.loop import best_steps, given_up, train
+from nmla.training.machine import start_fabric
 
 
 def weights(directory):
@@ -371,6 +372,13 @@ def test_other_precisions_train(digits, tmp_path, precision):
     whole = train(copy_recipe(digits, tmp_path / "float32", "train.steps=6", "finetune=null")).parent
     reference = [r for r in records(whole) if r["event"] == "train"]
     assert log[-1]["loss"] == pytest.approx(reference[-1]["loss"], rel=0.02 if precision == "bf16" else 1e-5)
+
+
+def test_bf16_says_so_where_a_cpu_is_no_faster_with_it(monkeypatch, capsys):
+    for supported in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda supported=supported: supported)
+        start_fabric(MachineConfig(accelerator="cpu", precision="bf16"))
+        assert ("float32 would be faster" in capsys.readouterr().err) is not supported
 
 
 def test_compiled_model_trains_to_the_same_weights(digits, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from nmla.config import PRECISIONS, MachineConfig
 from nmla.errors import NmlaError, UsageError
+from nmla.progress import say
 
 T = TypeVar("T")
 
@@ -34,6 +35,8 @@ def start_fabric(machine: MachineConfig) -> Fabric:
         fabric.launch()
         if fabric.device.type == "cpu":
             reuse_memory()
+            if machine.precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                say("machine.precision bf16: this CPU has no such arithmetic, so float32 would be faster")
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"machine: must suit this machine, but: {' '.join(str(error).split())}") from None
     return fabric
