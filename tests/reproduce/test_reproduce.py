@@ -413,3 +413,16 @@ def test_ways_are_those_that_are_given(digits, tmp_path):
     assert [*load_table(path)[0].ways] == ["argmax"]
     path.write_text(re.sub(r"  argmax: .*\n", "", text).replace(", ways: [argmax]", ""))
     assert [*load_table(path)[0].ways] == ["tuned beam", "beam"]
+
+
+def test_the_tables_overrides_come_before_a_rows(digits, tmp_path):
+    every = "recipe: recipe.yaml\noverrides: [machine.precision=bf16, finetune.steps=7, finetune.loss=ctc]"
+    path = write_table(
+        tmp_path, digits, ("recipe: recipe.yaml", every), ("overrides: []", "overrides: [train.steps=9]")
+    )
+    _, recipes = load_table(path)
+    assert {recipe.machine.precision for recipe in recipes.values()} == {"bf16"}
+    assert recipes["CTC"].finetune is None
+    assert (recipes["NMLA"].train.steps, recipes["NMLA"].finetune.steps, recipes["NMLA"].finetune.loss) == (9, 7, "ctc")
+    with pytest.raises(UsageError, match="must not set output, which the table does, but one does"):
+        load_table(write_table(tmp_path, digits, ("recipe: recipe.yaml", "recipe: recipe.yaml\noverrides: [output=x]")))

@@ -69,6 +69,7 @@ class Table:
     test: TestConfig
     rows: list[Row]
     recipe: str = ""  # of all rows that name none, beside this file
+    overrides: list[str] = field(default_factory=list)  # of every row's recipe, before the row's own
     seeds: list[int] = field(default_factory=lambda: [1])
     ways: dict[str, Way] = field(default_factory=dict)  # (default: argmax)
     baseline: str = ""  # the row that the others are tested against (default: the first)
@@ -95,7 +96,7 @@ class Table:
             if row.control and (row.control not in names or row.control == row.name):
                 raise UsageError(f"control of {row.name!r} must be another row, but is {row.control!r}")
             for key in ("seed", "output"):
-                if any(override.startswith(f"{key}=") for override in row.overrides):
+                if any(override.startswith(f"{key}=") for override in [*self.overrides, *row.overrides]):
                     raise UsageError(
                         f"overrides of {row.name!r} must not set {key}, which the table does, but one does"
                     )
@@ -132,7 +133,7 @@ def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
     for row in table.rows:
         if not (name := row.recipe or table.recipe):
             raise UsageError(f"{path}: a row must name a recipe, or the table one for all, but {row.name!r} has none")
-        recipes[row.name] = load_recipe(path.parent / name, row.overrides)
+        recipes[row.name] = load_recipe(path.parent / name, [*table.overrides, *row.overrides])
         if not list(table.ways_of(row, recipes[row.name])):
             family = recipes[row.name].model.family
             raise UsageError(f"{path}: ways must decode every row, but none is for {row.name!r}, a {family} model")
