@@ -101,6 +101,17 @@ def test_ctc_equals_torch():
 
 
 @both_collapses
+@pytest.mark.parametrize("offset", [1e3, 1e8])
+def test_what_all_logits_share_changes_nothing(collapse, offset):
+    logits = 2.0 ** torch.arange(3, 9).repeat(1, 6, 1)  # steps that float32 has beside any of the offsets
+    arguments = (torch.tensor([[1, 2, 2]]), torch.tensor([6]), torch.tensor([3]))
+    plain, shifted = (
+        ctc_loss_with_logits(of, *arguments, blank=5, collapse=collapse) for of in (logits, logits + offset)
+    )
+    torch.testing.assert_close(shifted, plain, rtol=0, atol=0)
+
+
+@both_collapses
 def test_logits_need_not_be_contiguous_nor_want_a_gradient(collapse):
     case = random_case(3, batch=5, positions=7, vocabulary=6, longest=3)
     case.logits[torch.arange(7) >= case.input_lengths[:, None]] = torch.nan

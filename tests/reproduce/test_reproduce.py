@@ -424,5 +424,14 @@ def test_the_tables_overrides_come_before_a_rows(digits, tmp_path):
     assert {recipe.machine.precision for recipe in recipes.values()} == {"bf16"}
     assert recipes["CTC"].finetune is None
     assert (recipes["NMLA"].train.steps, recipes["NMLA"].finetune.steps, recipes["NMLA"].finetune.loss) == (9, 7, "ctc")
-    with pytest.raises(UsageError, match="must not set output, which the table does, but one does"):
+    for wrong, message in (
+        ("finetune.steps: 7", "overrides of the table must be like finetune.ngram=3, but one is {'finetune.steps': 7}"),
+        ("finetune.stepz=7", "table.yaml: the row 'CTC continued': "),
+    ):
+        wrong_table = ("recipe: recipe.yaml", f"recipe: recipe.yaml\noverrides: [{wrong}]")
+        with pytest.raises(UsageError, match=re.escape(message)):
+            load_table(write_table(tmp_path, digits, wrong_table))
+    with pytest.raises(
+        UsageError, match="overrides of the table must not set output, which the table does, but one does"
+    ):
         load_table(write_table(tmp_path, digits, ("recipe: recipe.yaml", "recipe: recipe.yaml\noverrides: [output=x]")))

@@ -19,7 +19,7 @@ from nmla.files import locked
 from nmla.text.lines import read_lines
 from nmla.training.checkpoint import Progress, average
 from nmla.training.loop import best_steps, given_up, train
-from nmla.training.machine import start_fabric
+from nmla.training.machine import has_bf16, start_fabric
 
 
 def weights(directory):
@@ -376,9 +376,26 @@ def test_other_precisions_train(digits, tmp_path, precision):
 
 def test_bf16_says_so_where_a_cpu_is_no_faster_with_it(monkeypatch, capsys):
     for supported in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda supported=supported: supported)
+        monkeypatch.setattr("nmla.training.machine.has_bf16", lambda supported=supported: supported)
         start_fabric(MachineConfig(accelerator="cpu", precision="bf16"))
         assert ("float32 would be faster" in capsys.readouterr().err) is not supported
+
+
+@pytest.mark.parametrize(
+    ("machine", "bf16", "amx", "has"),
+    [
+        ("x86_64", True, False, True),
+        ("x86_64", False, True, True),
+        ("x86_64", False, False, False),
+        ("arm64", False, False, True),
+        ("x86_64", None, False, True),  # a torch that cannot tell
+    ],
+)
+def test_which_cpus_lack_bf16(monkeypatch, machine, bf16, amx, has):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    for name, found in (("_is_avx512_bf16_supported", bf16), ("_is_amx_tile_supported", amx)):
+        monkeypatch.setattr(torch.cpu, name, None if found is None else lambda found=found: found, raising=False)
+    assert has_bf16() is has
 
 
 def test_compiled_model_trains_to_the_same_weights(digits, tmp_path, monkeypatch):

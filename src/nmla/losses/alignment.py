@@ -90,7 +90,7 @@ def ctc_loss_with_logits(
 ) -> Tensor:
     """:func:`ctc_loss`, or :func:`sctc_loss`, of ``log_softmax(logits)`` in less time and memory: what training uses.
 
-    The gradient is the only tensor of the logits' size that is made. It cannot be differentiated again.
+    Of float32 logits, the gradient is the only tensor of their size that is made. It cannot be differentiated again.
 
     Args:
         logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
@@ -258,11 +258,12 @@ class _GatheredLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids_BTK: Tensor, padding_BT: Tensor) -> Tensor:
         probs_BTV = logits.softmax(-1, dtype=full_type(logits))
-        # From the likeliest token, whose probability never is too small for a logarithm.
-        log_sum_BT1 = logits.amax(-1, keepdim=True) - probs_BTV.amax(-1, keepdim=True).log()
+        # From the likeliest token, whose probability never is too small for a logarithm. Its logit is taken away first:
+        # where all are large, small differences of their sums would be lost.
+        below_BTK = full_precision(logits.gather(2, ids_BTK)) - full_precision(logits.amax(-1, keepdim=True))
         ctx.save_for_backward(logits, ids_BTK, padding_BT)
         ctx.probs_BTV = probs_BTV if ctx.needs_input_grad[0] else None
-        return logits.gather(2, ids_BTK) - log_sum_BT1
+        return below_BTK + probs_BTV.amax(-1, keepdim=True).log()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

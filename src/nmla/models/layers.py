@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
         query = self.query(queries_BTD)
         key, value = self.key_value(memory_BSD).chunk(2, dim=-1)
-        mixing = query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        mixing = query.device.type == "cpu" and query.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu")
         if mixing:  # the gradient of attention takes a CPU seven times as long in half precision
             query, key, value = query.float(), key.float(), value.float()
         with torch.autocast("cpu", enabled=False) if mixing else nullcontext():

@@ -89,17 +89,14 @@ class Table:
             raise UsageError(f"names of rows must hold no =, which ends them in commands, but one is {odd[0]!r}")
         if self.baseline and self.baseline not in names:
             raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
+        _check_overrides("the table", self.overrides)
         for row in self.rows:
             seeds = self.seeds_of(row)
             if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
                 raise UsageError(f"seeds of {row.name!r} must be different numbers of at least 0, but are {seeds}")
             if row.control and (row.control not in names or row.control == row.name):
                 raise UsageError(f"control of {row.name!r} must be another row, but is {row.control!r}")
-            for key in ("seed", "output"):
-                if any(override.startswith(f"{key}=") for override in [*self.overrides, *row.overrides]):
-                    raise UsageError(
-                        f"overrides of {row.name!r} must not set {key}, which the table does, but one does"
-                    )
+            _check_overrides(repr(row.name), row.overrides)
             if unknown := [name for name in row.ways if name not in self.ways]:
                 raise UsageError(
                     f"ways of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
@@ -126,6 +123,15 @@ class Table:
                 yield name, way
 
 
+def _check_overrides(whose: str, overrides: list[str]) -> None:
+    for override in overrides:
+        if not isinstance(override, str):  # a colon in place of the equals sign makes a mapping
+            raise UsageError(f"overrides of {whose} must be like finetune.ngram=3, but one is {override}")
+        for key in ("seed", "output"):
+            if override.startswith(f"{key}="):
+                raise UsageError(f"overrides of {whose} must not set {key}, which the table does, but one does")
+
+
 def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
     """A table, and the recipe of each of its rows, for the first seed."""
     table = parse_settings(Table, read_settings(path, "a table"), (), name=str(path))
@@ -133,7 +139,10 @@ def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
     for row in table.rows:
         if not (name := row.recipe or table.recipe):
             raise UsageError(f"{path}: a row must name a recipe, or the table one for all, but {row.name!r} has none")
-        recipes[row.name] = load_recipe(path.parent / name, [*table.overrides, *row.overrides])
+        try:
+            recipes[row.name] = load_recipe(path.parent / name, [*table.overrides, *row.overrides])
+        except UsageError as error:
+            raise UsageError(f"{path}: the row {row.name!r}: {error}") from None
         if not list(table.ways_of(row, recipes[row.name])):
             family = recipes[row.name].model.family
             raise UsageError(f"{path}: ways must decode every row, but none is for {row.name!r}, a {family} model")

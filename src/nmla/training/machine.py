@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import signal
 import threading
 from collections.abc import Callable
@@ -35,11 +36,17 @@ def start_fabric(machine: MachineConfig) -> Fabric:
         fabric.launch()
         if fabric.device.type == "cpu":
             reuse_memory()
-            if machine.precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            if machine.precision == "bf16" and not has_bf16() and fabric.is_global_zero:
                 say("machine.precision bf16: this CPU has no such arithmetic, so float32 would be faster")
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"machine: must suit this machine, but: {' '.join(str(error).split())}") from None
     return fabric
+
+
+def has_bf16() -> bool:
+    """Whether this CPU multiplies in bf16, as far as torch can tell: it can of those that may lack it, x86's."""
+    asked = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    return platform.machine() not in ("x86_64", "AMD64") or any(ask is None or ask() for ask in asked)
 
 
 def reuse_memory() -> None:
