@@ -197,15 +197,15 @@ def _lattice(
 ) -> _Lattice:
     """Of each target; the references of a sentence stand one after the other, as if each were a sentence."""
     check_collapse(collapse)
-    sentences, positions, vocabulary = scores.shape if scores.dim() == 3 else (0, 0, 0)
     if from_logits:
         input_lengths = check_scores("logits", scores, input_lengths)
-        check_blank(blank, vocabulary)
-        targets, target_lengths = check_targets(targets, target_lengths, scores, vocabulary, blank=blank)
+        check_blank(blank, scores.shape[-1])
+        targets, target_lengths = check_targets(targets, target_lengths, scores, scores.shape[-1], blank=blank)
     else:
         targets, input_lengths, target_lengths = check_arguments(
             scores, targets, input_lengths, target_lengths, blank=blank, several=several
         )
+    sentences, positions, _ = scores.shape
     references = targets.shape[1] if several else 1
     targets, target_lengths = targets.flatten(0, -2), target_lengths.flatten()
     input_lengths = input_lengths.repeat_interleave(references)
