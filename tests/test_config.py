@@ -107,3 +107,11 @@ def test_missing_or_binary_recipe_is_refused(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="must be UTF-8 text"):
         load_recipe(tmp_path / "binary.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"), [("output: x\ntrain: {steps: 1}", "data"), ("", "data"), ("data: {}", "data.corpus")]
+)
+def test_a_setting_that_must_be_given_is_named(text, missing):
+    with pytest.raises(UsageError, match=f"^recipe: {missing} must be given, but is not$"):
+        parse_recipe(text)

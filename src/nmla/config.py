@@ -245,7 +245,7 @@ def parse_settings(schema: type[Schema], text: str, overrides: Sequence[str], na
     """The settings of a dataclass from YAML text; errors call them `name`."""
     import yaml  # heavy, like omegaconf: only who reads a recipe pays for it
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     try:
         if not isinstance(yaml.safe_load(text), dict | None):
@@ -259,6 +259,8 @@ def parse_settings(schema: type[Schema], text: str, overrides: Sequence[str], na
             OmegaConf.update(given, key, value if key in TEXTS else yaml.safe_load(value), force_add=True)
         _refuse_unknown(schema, OmegaConf.to_container(given), name)
         settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
+    except MissingMandatoryValue as error:
+        raise UsageError(f"{name}: {error.full_key} must be given, but is not") from None
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise UsageError(f"{name}: {key}{str(error).splitlines()[0]}") from None
