@@ -160,20 +160,21 @@ def _trained(stage: Stage, root: Path) -> tuple[int, float]:
 
 
 def _scores(table: Table, results: Results) -> Figures:
-    """BLEU of every row in every way, the brevity penalty beside it."""
+    """BLEU of every row in every way that is done, the brevity penalty beside it."""
     rows = []
+    ways = [way for way in table.ways if any(of[1] == way for of in results)]
     for row in dict.fromkeys(row for row, _, _ in results):
         cells = [row]
-        for way in table.ways:
+        for way in ways:
             found = [result for of, result in results.items() if of[:2] == (row, way)]
             cells += [_spread([of["BLEU"] for of in found]), _mean([of["brevity penalty"] for of in found], 2)]
         rows.append(cells)
-    header = ["system", *(name for way in table.ways for name in (f"BLEU, {way}", "BP"))]
+    header = ["system", *(name for way in ways for name in (f"BLEU, {way}", "BP"))]
     return Figures(header, rows)
 
 
 def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Measured]) -> Figures:
-    """How far every row is from another in every way."""
+    """How far every row is from another in every way that any of them is decoded in."""
 
     def cell(test: Measured | None) -> str:
         if test is None or test.difference_interval is None:
@@ -181,10 +182,9 @@ def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Measured])
         low, high = test.difference_interval
         return f"{test.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
-    rows = [
-        [row, *(cell(tests.get((row, way))) for way in table.ways)] for row in dict.fromkeys(row for row, _ in tests)
-    ]
-    return Figures([title, *table.ways], rows)
+    ways = [way for way in table.ways if any(of[1] == way for of in tests)]
+    rows = [[row, *(cell(tests.get((row, way))) for way in ways)] for row in dict.fromkeys(row for row, _ in tests)]
+    return Figures([title, *ways], rows)
 
 
 def _details(results: Results) -> Figures:
