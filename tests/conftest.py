@@ -13,6 +13,9 @@ import pytest
 from nmla.config import Recipe, parse_recipe
 from nmla.data.prepare import prepare
 
+# Real text, which is no part of the project; tests that want it are skipped where there is none.
+CORPORA = Path(os.environ.get("NMLA_CORPORA", Path(__file__).parents[2] / "shared" / "data"))
+
 COPY_RECIPE = """
 model: {d_model: 64, heads: 2, feed_forward: 128, encoder_layers: 1, decoder_layers: 1, upsample: 3}
 train: {steps: 200, learning_rate: 3.0e-3, warmup_steps: 50, max_tokens: 1024, dropout: 0.0, validate_every: 200}

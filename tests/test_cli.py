@@ -237,7 +237,7 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         (("train", "recipe.yaml", "data.corpus=nowhere"), 2, "must be a corpus, but holds no manifest.json"),
         (("translate", "--model", "nowhere"), 2, "must be a model directory"),
         (("score", "--reference", "nowhere"), 2, "nowhere: must be a file, but does not exist"),
-        (("score", "--reference", "valid.de"), 3, "must have one line per output, but has 100 for 0"),
+        (("score", "--reference", "valid.de"), 3, "there must be at least one output to score, but there is none"),
         (("score", "--reference", "valid.de", "--model", "x"), 2, "must be given together"),
         ((*PREPARE, "--output", "valid.en"), 2, "must not exist yet"),
         ((*PREPARE, "--output", "new", "--train", "train.en", "nowhere"), 2, "nowhere: must be a file"),
@@ -285,6 +285,39 @@ def test_mistake_is_one_line_and_an_exit_code(desk, arguments, code, message):
     before = {path.name for path in desk.iterdir()}
     assert message in complaint(nmla(*arguments, cwd=desk), code)
     assert {path.name for path in desk.iterdir()} == before
+
+
+def test_scores_are_told_even_if_meteor_fails(tmp_path, monkeypatch):
+    text = "one two three four\n"
+    (tmp_path / "text").write_text(text)
+    (tmp_path / "some.jar").touch()
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\necho 'no memory' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    arguments = ("score", "--reference", "text", "--meteor", "de", "--meteor-jar", "some.jar")
+    done = nmla(*arguments, cwd=tmp_path, stdin=text.encode())
+    assert (done.returncode, done.stderr) == (1, b"nmla score: METEOR gave no score: no memory\n")
+    assert done.stdout.startswith(b"BLEU\t100.00\t")
+    java.write_text("#!/bin/sh\necho 'Final score: 0.25'\n")
+    done = nmla(*arguments, "--baseline", "text", cwd=tmp_path, stdin=text.encode())
+    assert b"METEOR\t0.25000\t+0.00000 to the baseline\tmeteor-1.5|" in done.stdout
+
+
+def test_text_that_is_split_already_is_told_once(tmp_path):
+    text = "a b c d .\n" * 100
+    (tmp_path / "text").write_text(text)
+    done = nmla("score", "--reference", "text", "--baseline", "text", cwd=tmp_path, stdin=text.encode())
+    assert done.stderr.count(b"\n") == 1
+    assert b"count them as they are by --tokenised" in done.stderr
+
+
+def test_stdout_is_utf8_whatever_the_locale_says(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("grün\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = nmla("analyse", "--reference", "text", "--system", "a=text", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "grün" in done.stdout.decode("utf-8")
 
 
 def test_closed_stdin_is_a_usage_error(copy_run, tmp_path):

@@ -1,6 +1,7 @@
 """The command line: one table, command to function."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -405,6 +406,8 @@ def _say(message: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a mistake of the user's becomes one line on stderr and an exit code."""
     args = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # text is UTF-8 wherever it goes, and what is none is told
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         COMMANDS[args.command].run(args)
         if sys.stdout is not None:

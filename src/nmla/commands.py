@@ -2,6 +2,8 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,12 @@ from nmla.errors import NmlaError, Stopped, UsageError
 if TYPE_CHECKING:
     from nmla.decoding.ngram_lm import NgramLM
     from nmla.decoding.translator import Translator
+    from nmla.evaluation.measure import Measured
     from nmla.text.tokenizer import Tokenizer
 
 # Options that go to the translator.
 DECODING = ("beam_size", "num_hypotheses", "alpha", "beta", "blank_penalty", "fast")
+SPLIT_ALREADY = 100  # outputs that end in a full stop with a space before it are no accident
 
 
 def run_demo(args: argparse.Namespace) -> None:
@@ -103,6 +107,7 @@ def _decoding(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_score(args: argparse.Namespace) -> None:
+    from nmla.progress import say
     from nmla.text.lines import decode_lines, read_lines, standard_input
 
     if (args.model is None) != (args.source is None):
@@ -113,23 +118,23 @@ def run_score(args: argparse.Namespace) -> None:
     if args.meteor_jar is not None and args.meteor is None:
         raise UsageError("--meteor-jar must come with --meteor LANGUAGE, but does not")
     if args.meteor is not None:
-        from nmla.evaluation.meteor import find_meteor, meteor
+        from nmla.evaluation.meteor import find_meteor
 
         find_meteor(args.meteor, args.meteor_jar)
 
-    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, table
+    from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, read_references, table
 
-    compared = [
-        (str(path), read_lines(path)) for path in (*args.reference, *([args.baseline] if args.baseline else []))
-    ]
-    references = [lines for _, lines in compared[: len(args.reference)]]
-    baseline = compared[-1][1] if args.baseline else None
+    references = read_references(args.reference)
+    compared: list[tuple[str, Sequence[str | None]]] = [*zip(map(str, args.reference), references, strict=True)]
+    baseline = read_lines(args.baseline) if args.baseline else None
+    if baseline is not None:
+        compared.append((str(args.baseline), baseline))
     entropy = None
     if args.model is not None:
         from nmla.evaluation.score import mean_entropy
 
         sources = read_lines(args.source)
-        check_parallel(sources, compared)  # before the long work
+        check_parallel(sources, compared, f"line of {args.source}")  # before the long work
         translator = _translator(args)
         if args.tokenised and not translator.tokenizer.pretokenised:
             raise UsageError("--tokenised needs outputs that are split into tokens, but this model writes plain text")
@@ -141,11 +146,29 @@ def run_score(args: argparse.Namespace) -> None:
         check_parallel(hypotheses, compared)
     samples = SAMPLES if args.intervals or baseline is not None else 0
     measured = measure(hypotheses, references, baseline=baseline, samples=samples, tokenised=args.tokenised)
-    if args.meteor is not None:
-        measured.append(meteor(hypotheses, references, args.meteor, args.meteor_jar))
+    if not args.tokenised and sum(line.endswith(" .") for line in hypotheses) >= SPLIT_ALREADY:
+        say("nmla score: outputs seem to be split into tokens; join them, or count them as they are by --tokenised")
     if entropy is not None:
         measured.append(Measured("entropy", entropy, "nats per output position"))
-    print(table(measured, args.format))
+    try:
+        if args.meteor is not None:
+            measured.append(_meteor(args, hypotheses, references, baseline))
+    finally:  # whatever becomes of it, the rest was asked for too
+        print(table(measured, args.format))
+
+
+def _meteor(
+    args: argparse.Namespace,
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str | None]],
+    baseline: Sequence[str] | None,
+) -> "Measured":
+    from nmla.evaluation.meteor import meteor
+
+    own = meteor(hypotheses, references, args.meteor, args.meteor_jar)
+    if baseline is None:
+        return own
+    return replace(own, difference=own.score - meteor(baseline, references, args.meteor, args.meteor_jar).score)
 
 
 def run_analyse(args: argparse.Namespace) -> None:
@@ -185,7 +208,7 @@ def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
     from nmla.evaluation.analysis import analyse
     from nmla.evaluation.document import write_document
-    from nmla.evaluation.measure import check_parallel
+    from nmla.evaluation.measure import check_parallel, read_references
     from nmla.evaluation.runs import Outcome, find_runs, report
     from nmla.evaluation.systems import System
     from nmla.files import check_output
@@ -207,8 +230,8 @@ def run_report(args: argparse.Namespace) -> None:
         fluency = {"lm": NgramLM.load(args.lm, tokenizer), "tokenizer": tokenizer}
     test, commands = None, []
     if args.source is not None:
-        sources, *references = (read_lines(path) for path in (args.source, *args.reference))
-        check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)])
+        sources, references = read_lines(args.source), read_references(args.reference)
+        check_parallel(sources, [*zip(map(str, args.reference), references, strict=True)], f"line of {args.source}")
         systems = [System.of_model(run.name, Translator.load(run.directory / "model"), sources) for run in runs]
         analysis = analyse(systems, references, sources=sources, examples=args.examples, **fluency)
         test = Outcome(sources, references, systems, analysis)

@@ -6,7 +6,10 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from nmla.evaluation.measure import measure, table
+from conftest import CORPORA
+from nmla.errors import DataError
+from nmla.evaluation.measure import measure, read_references, table
+from nmla.text.lines import read_lines
 
 WORDS = "der die das alte neue Haus Baum Hund sieht geht läuft heute morgen und , .".split()
 
@@ -35,7 +38,8 @@ def test_scores_tests_and_intervals_are_sacrebleus(systems):
         assert (one.interval[1] - one.interval[0]) / 2 == pytest.approx(system.ci, rel=1e-4)
         low, high = one.difference_interval
         assert low < one.difference < high
-        assert one.signature == f"{metric.get_signature()}|bs:400|seed:12345"
+        theirs_too = str(metric.get_signature()).split("|")
+        assert one.signature == "|".join([theirs_too[0], "bs:400", "seed:12345", *theirs_too[1:]])
 
 
 def test_p_value_is_two_sided(systems):
@@ -84,3 +88,35 @@ def test_table_has_a_line_a_metric_or_all_digits(systems):
     assert [line.split("\t")[0] for line in lines] == ["BLEU", "chrF", "TER", "brevity penalty", "length ratio"]
     assert " to the baseline\t95% [" in lines[0]
     assert json.loads(table(measured, "json"))[0]["score"] == measured[0].score
+
+
+# BLEU (13a) of English-German systems of WMT 2017, as published.
+PUBLISHED = {"uedin-nmt": 28.30, "FBK": 26.33, "online-A": 20.80, "PROMT-Rule-based": 16.61}
+
+
+@pytest.mark.skipif(not (CORPORA / "wmt17-en-de-systems").is_dir(), reason="needs the outputs of WMT17 in NMLA_CORPORA")
+@pytest.mark.parametrize("system", PUBLISHED)
+def test_published_scores(system):
+    outputs, references = (read_lines(CORPORA / "wmt17-en-de-systems" / f"{name}.de.xz") for name in (system, "ref"))
+    (bleu, *_) = measure(outputs, [references], only=["BLEU"])
+    assert round(bleu.score, 2) == PUBLISHED[system]
+
+
+def test_a_blank_line_of_a_further_reference_is_none(tmp_path):
+    (tmp_path / "one").write_text("a b c d\n\n")
+    (tmp_path / "more").write_text("\na b c d e\n")
+    references = read_references([tmp_path / "one", tmp_path / "more"])
+    assert references == [["a b c d", ""], [None, "a b c d e"]]
+    outputs = ["a b c d", "a b c d e"]
+    assert measure(outputs, references)[0].score == pytest.approx(100)
+    assert "nrefs:var" in measure(outputs, references)[0].signature
+
+
+def test_lists_must_be_equally_long(systems):
+    references, better, worse = systems
+    with pytest.raises(DataError, match="reference 1 must have one line per output, but has 59 for 60"):
+        measure(better, [references[:-1]])
+    with pytest.raises(DataError, match="the baseline must have one line per output, but has 59 for 60"):
+        measure(better, [references], baseline=worse[:-1])
+    with pytest.raises(DataError, match="at least one output to score, but there is none"):
+        measure([], [references])

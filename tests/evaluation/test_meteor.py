@@ -1,14 +1,14 @@
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
+from conftest import CORPORA
 from nmla.errors import NmlaError, UsageError
-from nmla.evaluation.meteor import meteor
+from nmla.evaluation.meteor import find_meteor, meteor
 from nmla.text.lines import read_lines
 
-SYSTEMS = Path(os.environ.get("NMLA_CORPORA", "nowhere")) / "wmt17-en-de-systems"
+SYSTEMS = CORPORA / "wmt17-en-de-systems"
 # English-German systems of WMT 2017, as published.
 PUBLISHED = {"uedin-nmt": 0.48526, "FBK": 0.45973, "online-A": 0.43450, "PROMT-Rule-based": 0.39014}
 
@@ -50,16 +50,31 @@ def test_what_is_wrong_is_told(tmp_path, monkeypatch):
         meteor(["a"], [["b"]], "de", jar)
     with pytest.raises(UsageError, match=r"METEOR's language must be one of cz, da, .*, but is 'xx'"):
         meteor(["a"], [["b"]], "xx", jar)
-    with pytest.raises(UsageError, match=r"must be METEOR's jar, but does not exist"):
+    with pytest.raises(UsageError, match=r"none.jar: must be a file, but does not exist"):
         meteor(["a"], [["b"]], "de", tmp_path / "none.jar")
+    fake_java(tmp_path, monkeypatch, "Parameters: 1\\n' ; printf '\\nno stemmer\\n at line 5\\n' >&2 ; printf '")
+    with pytest.raises(NmlaError, match=r"METEOR gave no score: no stemmer$"):
+        meteor(["a"], [["b"]], "de", jar)
 
 
-@pytest.mark.skipif(
-    not (os.environ.get("NMLA_METEOR_JAR") and shutil.which("java") and SYSTEMS.is_dir()),
-    reason="needs java, METEOR's jar in NMLA_METEOR_JAR, and the outputs of WMT17 below NMLA_CORPORA",
-)
+def test_a_score_near_nothing_is_near_nothing(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "Final score:            4.99888E-5\\n")
+    assert meteor(["a"], [["b"]], "cz", jar).score == 4.99888e-5
+    assert "-m\nexact\n" in (tmp_path / "arguments").read_text()  # there is no stemmer for Czech
+
+
+def test_where_a_reference_is_missing_the_first_stands_again(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "Final score: 0.5\\n")
+    meteor(["a", "b"], [["c", "d"], [None, "e"]], "de", jar)
+    assert (tmp_path / "references").read_text() == "c\nc\nd\ne\n"
+
+
+@pytest.mark.skipif(not SYSTEMS.is_dir(), reason="needs the outputs of WMT17 below NMLA_CORPORA")
 @pytest.mark.parametrize("system", PUBLISHED)
 def test_published_scores(system):
+    try:
+        find_meteor("de")
+    except UsageError as error:
+        pytest.skip(str(error))
     outputs, references = (read_lines(SYSTEMS / f"{name}.de.xz") for name in (system, "ref"))
-    found = meteor(outputs, [references], "de", Path(os.environ["NMLA_METEOR_JAR"]))
-    assert found.score == pytest.approx(PUBLISHED[system], abs=1e-4)
+    assert meteor(outputs, [references], "de").score == pytest.approx(PUBLISHED[system], abs=1e-4)

@@ -19,7 +19,7 @@ from nmla.data.corpus import TOKENIZER
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.measure import Lines
+from nmla.evaluation.measure import Lines, References, read_references
 from nmla.evaluation.score import Scores, mean_entropy, score
 from nmla.evaluation.systems import System
 from nmla.models.pretrained import CONFIG
@@ -34,7 +34,8 @@ Words = Sequence[Sequence[str]]  # of each sentence
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sentences whose references are about equally long, and what BLEU is of them alone; None if there are none."""
+    """Sentences whose references are about equally long, and what BLEU is of them alone; None if there are none, or all
+    have fewer words than the four that BLEU counts."""
 
     shortest: int  # in words
     longest: int | None  # None: any length
@@ -140,10 +141,10 @@ def analyse_files(
         tokenizer = tokenizer or Tokenizer.load(next(iter(models.values())) / TOKENIZER)
         _check_vocabulary(tokenizer)
         language_model = NgramLM.load(lm, tokenizer)
-    targets = [read_lines(path) for path in references]
+    targets = read_references(references)
     sources = read_lines(source) if source is not None else None
     files = {name: System.of_file(name, path) for name, path in paths.items() if name not in models}
-    named: list[tuple[str, Lines]] = [*zip(map(str, references), targets, strict=True)]
+    named: list[tuple[str, Sequence[str | None]]] = [*zip(map(str, references), targets, strict=True)]
     named += [(str(paths[name]), system.outputs) for name, system in files.items()]
     _check_lines([*named, (str(source), sources)] if sources is not None else named)
     analysed = [
@@ -164,7 +165,7 @@ def analyse_files(
 
 def analyse(
     systems: Sequence[System],
-    references: Sequence[Lines],
+    references: References,
     *,
     sources: Lines | None = None,
     lm: NgramLM | None = None,
@@ -177,7 +178,7 @@ def analyse(
 
     Args:
         systems: each has one output per sentence.
-        references: one or more lists of one translation per sentence.
+        references: one or more lists of one translation per sentence; in all but the first None where there is none.
         sources: for the examples.
         lm: a language model of the target language, for perplexity, with the `tokenizer` that it is of.
         bounds: longest references of all buckets but the last, in words (default: 20, 40, 60).
@@ -190,13 +191,16 @@ def analyse(
     if not references:
         raise UsageError("there must be at least one reference, but there is none")
     _check_names([system.name for system in systems])
-    lists = [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)]
+    lists: list[tuple[str, Sequence[str | None]]] = [
+        (f"reference {number}", lines) for number, lines in enumerate(references, start=1)
+    ]
     lists += [(f"system {system.name}", system.outputs) for system in systems]
     _check_lines([*lists, ("the source", sources)] if sources is not None else lists)
     if (lm is None) != (tokenizer is None):
         raise UsageError("a language model and its tokenizer must be given together, but one is missing")
 
-    target = words(references[0])
+    first = [line or "" for line in references[0]]
+    target = words(first)
     lengths = [len(sentence) for sentence in target]
     ranges = _ranges(_quantiles(lengths, quantiles) if quantiles is not None else bounds or BOUNDS)
     rows = [
@@ -212,7 +216,7 @@ def analyse(
                 name=system.name,
                 scores=score(system.outputs, references),
                 buckets=tuple(
-                    _bucket(*span, of_span, system.outputs, references)
+                    _bucket(*span, of_span, system.outputs, references, lengths)
                     for span, of_span in zip(ranges, rows, strict=True)
                 ),
                 fluency=fluency(system.outputs, output, lm, tokenizer),
@@ -223,7 +227,7 @@ def analyse(
         )
     return Analysis(
         sentences=len(references[0]),
-        reference=fluency(references[0], target, lm, tokenizer),
+        reference=fluency(first, target, lm, tokenizer),
         systems=tuple(reports),
         comparisons=_comparisons(systems, references, sources, examples),
     )
@@ -285,17 +289,24 @@ def _ranges(bounds: Sequence[int]) -> list[tuple[int, int | None]]:
 
 
 def _bucket(
-    shortest: int, longest: int | None, rows: Sequence[int], outputs: Lines, references: Sequence[Lines]
+    shortest: int,
+    longest: int | None,
+    rows: Sequence[int],
+    outputs: Lines,
+    references: References,
+    lengths: Sequence[int],
 ) -> Bucket:
     if not rows:
         return Bucket(shortest, longest, 0, None, None)
     bleu = sacrebleu.BLEU(force=True)  # what it has to say of the text it has said of the whole
-    of_rows = bleu.corpus_score([outputs[row] for row in rows], [[lines[row] for row in rows] for lines in references])
-    return Bucket(shortest, longest, len(rows), of_rows.score, of_rows.bp)
+    targets = [[lines[row] for row in rows] for lines in references]
+    of_rows = bleu.corpus_score([outputs[row] for row in rows], targets)  # type: ignore[arg-type]  # None is right
+    counts = any(lengths[row] >= bleu.max_ngram_order for row in rows)
+    return Bucket(shortest, longest, len(rows), of_rows.score if counts else None, of_rows.bp)
 
 
 def _comparisons(
-    systems: Sequence[System], references: Sequence[Lines], sources: Lines | None, count: int
+    systems: Sequence[System], references: References, sources: Lines | None, count: int
 ) -> tuple[Comparison, ...]:
     first, *others = systems
     baseline = first if others else None
@@ -307,7 +318,7 @@ def _comparisons(
             Example(
                 line=row + 1,
                 source=sources[row] if sources is not None else None,
-                references=tuple(lines[row] for lines in references),
+                references=tuple(line for lines in references if (line := lines[row]) is not None),
                 baseline=baseline.outputs[row] if baseline else None,
                 output=system.outputs[row],
                 baseline_chrf=before[row] if before else None,
@@ -328,12 +339,12 @@ def _comparisons(
     return tuple(comparisons)
 
 
-def _chrf(outputs: Lines, references: Sequence[Lines]) -> list[float]:
+def _chrf(outputs: Lines, references: References) -> list[float]:
     """Of each sentence: BLEU is too coarse for one alone."""
     metric = sacrebleu.CHRF()
     return [
-        metric.sentence_score(output, of_sentence).score
-        for output, *of_sentence in zip(outputs, *references, strict=True)
+        metric.sentence_score(output, [of for of in of_sentence if of is not None]).score
+        for output, of_sentence in zip(outputs, zip(*references, strict=True), strict=True)
     ]
 
 
@@ -358,7 +369,7 @@ def _check_vocabulary(tokenizer: Tokenizer) -> None:
         raise UsageError("the language model's vocabulary must split text by itself, but needs text split with @@")
 
 
-def _check_lines(named: Sequence[tuple[str, Lines]]) -> None:
+def _check_lines(named: Sequence[tuple[str, Sequence[str | None]]]) -> None:
     (first, lines), *others = named
     for name, more in others:
         if len(more) != len(lines):

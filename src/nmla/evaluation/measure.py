@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import sacrebleu
 
 from nmla.errors import DataError
+from nmla.text.lines import read_lines
 
 SAMPLES = 1000  # of the bootstrap
 SEED = 12345  # sacrebleu's own
@@ -52,7 +54,10 @@ def measure(
         tokenised: the text is split into tokens already, and BLEU takes them as they are.
         only: which of the three.
     """
-    bleu = sacrebleu.BLEU(tokenize="none", force=True) if tokenised else sacrebleu.BLEU()
+    lists = [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)]
+    check_parallel(hypotheses, [*lists, ("the baseline", baseline)] if baseline is not None else lists)
+    # By force: what it warns of, text that is split already, the command tells by its own options' names.
+    bleu = sacrebleu.BLEU(tokenize="none", force=True) if tokenised else sacrebleu.BLEU(force=True)
     metrics: dict[str, Any] = {"BLEU": bleu, "chrF": sacrebleu.CHRF(), "TER": sacrebleu.TER()}
     measured = [_measure(name, metrics[name], hypotheses, references, baseline, samples) for name in only]
     own = bleu.corpus_score(hypotheses, references)  # type: ignore[arg-type]  # None is right, though it does not say so
@@ -76,7 +81,8 @@ def _measure(
         difference = score - metric._aggregate_and_compute(both[1]).score
     if not samples:
         return Measured(name, score, signature, difference=difference)
-    signature += f"|bs:{samples}|seed:{SEED}"
+    metric.n_bootstrap, metric.seed = samples, SEED  # for the signature
+    signature = str(metric.get_signature())
     own, *others = _resampled(metric, both, samples)
     if difference is None:
         return Measured(name, score, signature, _interval(own))
@@ -136,10 +142,16 @@ def _range(interval: tuple[float, float], digits: int) -> str:
     return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
-def check_parallel(hypotheses: Lines, others: Sequence[tuple[str, Sequence[str | None]]]) -> None:
-    """Refuse files, each given with its name, that do not have a line for each output."""
+def read_references(paths: Sequence[Path]) -> list[list[str | None]]:
+    """The references of files, one a line; a blank line of any but the first says that there is none."""
+    first, *others = map(read_lines, paths)
+    return [[*first], *([line if line.strip() else None for line in lines] for lines in others)]
+
+
+def check_parallel(hypotheses: Lines, others: Sequence[tuple[str, Sequence[str | None]]], each: str = "output") -> None:
+    """Refuse files, each given with its name, that do not have a line for `each` of what is to be scored."""
+    if not hypotheses:
+        raise DataError(f"there must be at least one {each} to score, but there is none")
     for name, lines in others:
         if len(lines) != len(hypotheses):
-            raise DataError(f"{name} must have one line per output, but has {len(lines)} for {len(hypotheses)}")
-    if not hypotheses:
-        raise DataError("there must be at least one line to score, but there is none")
+            raise DataError(f"{name} must have one line per {each}, but has {len(lines)} for {len(hypotheses)}")

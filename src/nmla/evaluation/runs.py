@@ -17,6 +17,7 @@ from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import Analysis
 from nmla.evaluation.analysis_table import by_system, cells, ends, rows, shown
 from nmla.evaluation.document import Block, Code, Figures, Picture, Section
+from nmla.evaluation.measure import References
 from nmla.evaluation.report import curves, heat_map
 from nmla.evaluation.systems import System
 from nmla.files import sha256
@@ -105,7 +106,7 @@ class Outcome:
     """What became of some trainings on a test set: the outputs of their models, by the same names, analysed."""
 
     sources: Sequence[str]
-    references: Sequence[Sequence[str]]
+    references: References
     systems: Sequence[System]
     analysis: Analysis
 
@@ -171,7 +172,7 @@ def _curves(runs: Sequence[Run]) -> str:
 
 def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
     """What each position wants to say, before the last fine-tuning and after, of the short source that gained most."""
-    sources, references = test.sources, test.references[0]
+    sources, references = test.sources, [line or "" for line in test.references[0]]
     outputs = {system.name: system.outputs for system in test.systems}
     pairs = [
         (run.parent, run)

@@ -14,7 +14,7 @@ class Scores:
     chrf: float
     length_ratio: float  # output words to reference words, as BLEU counts them
     brevity_penalty: float  # BLEU's
-    precisions: tuple[float, ...]  # BLEU's, in percent, of n-grams of orders 1 to 4
+    precisions: tuple[float, ...]  # in percent, of n-grams of orders 1 to 4, as they are: BLEU smooths them
     bleu_signature: str
     chrf_signature: str
 
@@ -26,7 +26,7 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str | None]])
         hypotheses: one output per sentence.
         references: one or more lists as long as `hypotheses`; None where a sentence has fewer references.
     """
-    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    bleu, chrf = sacrebleu.BLEU(force=True), sacrebleu.CHRF()
     # sacrebleu takes None for an absent reference, though its types do not say so
     bleu_score = bleu.corpus_score(hypotheses, references)  # type: ignore[arg-type]
     chrf_score = chrf.corpus_score(hypotheses, references)  # type: ignore[arg-type]
@@ -35,7 +35,9 @@ def score(hypotheses: Sequence[str], references: Sequence[Sequence[str | None]])
         chrf=chrf_score.score,
         length_ratio=bleu_score.sys_len / max(bleu_score.ref_len, 1),
         brevity_penalty=bleu_score.bp,
-        precisions=tuple(bleu_score.precisions),
+        precisions=tuple(
+            100 * correct / max(total, 1) for correct, total in zip(bleu_score.counts, bleu_score.totals, strict=True)
+        ),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )

@@ -1,18 +1,21 @@
 """Systems to analyse: what they wrote, read from files or had from models."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError
 from nmla.evaluation.measure import Lines
 from nmla.progress import progress_bar
-from nmla.text.lines import read_lines
+from nmla.text.lines import COMPRESSED, read_lines
 
-TOLD = {"text": str, "entropy": float, "positions": int, "blanks": int}  # of a translation as JSON, what is read
+# Of a translation as JSON, what is read.
+TOLD: dict[str, type | tuple[type, ...]] = {"text": str, "entropy": (float, int), "positions": int, "blanks": int}
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,19 @@ class System:
     def of_file(cls, name: str, path: Path) -> "System":
         """What is in a file: lines of text or, if its name ends in .jsonl, what `nmla translate` writes as JSON."""
         lines = read_lines(path)
-        if path.suffix != ".jsonl":
+        if (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix != ".jsonl":
             return cls(name, lines)
         translations = []
         for number, line in enumerate(lines, start=1):
             try:
                 found = json.loads(line)
-                told = {name: kind(found[name]) for name, kind in TOLD.items()}
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError):
+                found = None
+            if not _is_translation(found):
                 raise DataError(
                     f"{path}:{number}: must be a translation as nmla translate --format jsonl writes it, but is not"
-                ) from None
-            translations.append(Translation(**told))
+                )
+            translations.append(Translation(**{name: found[name] for name in TOLD}))
         return cls(name, [one.text for one in translations], translations)
 
     @classmethod
@@ -51,3 +55,9 @@ class System:
                 translations.append(translation)
                 bar.advance(task)
         return cls(name, [one.text for one in translations], translations)
+
+
+def _is_translation(found: Any) -> bool:
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in TOLD.items()):
+        return False
+    return math.isfinite(found["entropy"]) and 0 <= found["blanks"] <= found["positions"]

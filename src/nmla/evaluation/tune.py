@@ -9,6 +9,7 @@ from pathlib import Path
 from nmla.config import Decoding
 from nmla.decoding.translator import Translator, save_decoding
 from nmla.errors import DataError, UsageError
+from nmla.evaluation.measure import read_references
 from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
 from nmla.files import write_text
@@ -35,7 +36,7 @@ def tune_model(
 ) -> list[Tried]:
     """Tune a model's decoding on files, and keep the best with it, and with that the language model if it helps."""
     sources = read_lines(source)
-    references = [read_lines(path) for path in reference]
+    references = read_references(reference)
     for path, lines in zip(reference, references, strict=True):
         if len(lines) != len(sources):
             raise DataError(f"{path} must have one line per source, but has {len(lines)} for {len(sources)}")

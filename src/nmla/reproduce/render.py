@@ -13,7 +13,7 @@ from nmla.evaluation.analysis import Analysis, analyse
 from nmla.evaluation.analysis_table import by_system
 from nmla.evaluation.analysis_table import rows as measures
 from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
-from nmla.evaluation.measure import SAMPLES, Measured, measure
+from nmla.evaluation.measure import SAMPLES, Measured, References, measure, read_references
 from nmla.evaluation.runs import Outcome, Run, find_runs, report
 from nmla.evaluation.systems import System
 from nmla.files import write_text
@@ -42,7 +42,7 @@ def render(path: Path, table: Table, wanted: Wanted, lm: Stage | None, root: Pat
         first.setdefault((row, way), stage)
         shown.setdefault(row, stage)
     systems = {of: System.of_file(of[0], stage.directory(root) / TRANSLATIONS) for of, stage in first.items()}
-    references = [read_lines(Path(reference)) for reference in table.test.references]
+    references = read_references([*map(Path, table.test.references)])
     name = table.baseline or table.rows[0].name
     baseline = next((of for of in first if of[0] == name), None)
     blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}"), _scores(table, results)]
@@ -104,7 +104,7 @@ def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
 
 
 def _test(
-    table: Table, shown: Mapping[str, Stage], references: list[list[str]], lm: Stage | None, root: Path
+    table: Table, shown: Mapping[str, Stage], references: References, lm: Stage | None, root: Path
 ) -> tuple[Outcome, str]:
     """What each row says of the test set in the way that is shown, and the command that analyses it."""
     command = ["nmla", "analyse", "--source", table.test.source, "--quantiles", str(QUANTILES)]

@@ -32,7 +32,7 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
         raise UsageError(f"jobs must be at least 1, but is {jobs}")
     table, recipes = load_table(path)
     references = [(of, read_lines(Path(of))) for of in table.test.references]
-    check_parallel(read_lines(Path(table.test.source)), references)  # now, not after hours
+    check_parallel(read_lines(Path(table.test.source)), references, "line of the source")  # now, not after hours
     wanted = stages(table, recipes)
     # What tells how fluent outputs are, whether or not one is decoded with it.
     lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None

@@ -278,7 +278,7 @@ def _run_tune(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
 
 def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.decoding.translator import Translator, load_decoding
-    from nmla.evaluation.measure import check_parallel, measure
+    from nmla.evaluation.measure import check_parallel, measure, read_references
     from nmla.evaluation.score import mean_entropy
     from nmla.text.lines import read_lines
 
@@ -288,7 +288,7 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     translator = Translator.load(given["model"] / "model", lm and lm / "lm.lm", teacher and teacher / "model")
     # Not as the model may have been tuned since.
     translator.decoding = load_decoding(given["decoding"]) if "decoding" in given else Decoding()
-    references = [read_lines(Path(path)) for path in stage.paths["references"]]
+    references = read_references([*map(Path, stage.paths["references"])])
     decoding = translator.settings(beam_size=stage.settings["beam_size"])
     translator.decoding = decoding
     translations = translator.translate_batch(read_lines(Path(stage.paths["source"])), return_scores=True)
@@ -307,11 +307,12 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
 
 
 def _run_meteor(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
+    from nmla.evaluation.measure import read_references
     from nmla.evaluation.meteor import meteor
     from nmla.text.lines import read_lines
 
     _unchanged(stage, "references", *map(file_hash, stage.paths["references"]))
-    references = [read_lines(Path(path)) for path in stage.paths["references"]]
+    references = read_references([*map(Path, stage.paths["references"])])
     measured = meteor(read_lines(given["scored"] / OUTPUTS), references, stage.settings["language"])
     write_text(directory / METEOR, json.dumps(asdict(measured), indent=2) + "\n")
 
