@@ -206,7 +206,7 @@ def run_tune(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
-    from nmla.evaluation.analysis import analyse
+    from nmla.evaluation.analysis import EXAMPLES, analyse, check_vocabulary
     from nmla.evaluation.document import write_document
     from nmla.evaluation.measure import check_parallel, read_references
     from nmla.evaluation.runs import Outcome, find_runs, report
@@ -227,6 +227,7 @@ def run_report(args: argparse.Namespace) -> None:
         from nmla.decoding.ngram_lm import NgramLM
 
         tokenizer = _tokenizer(runs[0].directory / "model")
+        check_vocabulary(tokenizer)  # before the long work
         fluency = {"lm": NgramLM.load(args.lm, tokenizer), "tokenizer": tokenizer}
     test, commands = None, []
     if args.source is not None:
@@ -239,7 +240,8 @@ def run_report(args: argparse.Namespace) -> None:
         files = ["--source", args.source, *(of for path in args.reference for of in ("--reference", path))]
         named = [of for run in runs for of in ("--system", f"{run.name}={run.directory / 'model'}")]
         scored = [["nmla", "score", "--model", run.directory / "model", *files] for run in runs]
-        commands = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named, *lm], *scored)]
+        examples = ["--examples", args.examples] if args.examples != EXAMPLES else []
+        commands = [shlex.join(map(str, of)) for of in (["nmla", "analyse", *files, *named, *lm, *examples], *scored)]
     write_document(args.output, args.title, report(runs, test, commands))
     print(args.output)
 
@@ -318,7 +320,8 @@ def run_bench_speed(args: argparse.Namespace) -> None:
         )
     print(table(speed, args.format))
     if args.format == "tsv":  # which has no place for it
-        say("; ".join(f"{name}: {value}" for name, value in speed.machine.items()))
+        about = {**speed.machine, "speed-ups beside": speed.baseline}
+        say("; ".join(f"{name}: {value}" for name, value in about.items()))
     if args.picture is not None:
         write_text(args.picture, picture(speed))
 

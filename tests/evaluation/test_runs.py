@@ -1,4 +1,6 @@
 import shutil
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
@@ -6,7 +8,8 @@ import nmla
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import analyse
 from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown, write_document
-from nmla.evaluation.runs import Outcome, find_runs, report
+from nmla.evaluation.report import curves, heat_map
+from nmla.evaluation.runs import Outcome, _start, find_runs, report
 from nmla.evaluation.systems import System
 from nmla.text.lines import read_lines
 
@@ -53,9 +56,32 @@ def test_log_that_a_kill_cut_is_read_as_far_as_it_goes(copy_run, tmp_path):
     log = tmp_path / "train" / "log.jsonl"
     log.write_text(log.read_text() + '{"event": "tra')
     assert find_runs([tmp_path])[0].steps == 200
+    log.write_text(log.read_text() + '\n{"step": 1}\n')
+    assert find_runs([tmp_path])[0].steps == 200
     log.write_text("")
     with pytest.raises(DataError, match="must tell of a training, but tells nothing"):
         find_runs([tmp_path])
+
+
+def test_what_a_training_began_from_is_told_even_if_it_is_not_here(copy_run, tmp_path):
+    shutil.copytree(copy_run / "finetune", tmp_path / "lr=0.1")
+    (run,) = find_runs([tmp_path / "lr=0.1"])
+    assert run.name == "lr-0.1"  # as commands can name it
+    trainings, _ = report([run])[0][1]
+    assert trainings.rows[0][3] == "weights that are not here"
+    (tmp_path / "lr=0.1" / "start.json").write_text("{}")
+    with pytest.raises(DataError, match=r"start.json: must tell what a training began from, but does not"):
+        find_runs([tmp_path])
+
+
+def test_a_curve_goes_on_from_the_weights_that_were_kept(copy_run):
+    first, second = find_runs([copy_run])
+    events = [{"event": "valid", "step": step, "seconds": 1.0, "bleu": bleu} for step, bleu in ((100, 9.0), (200, 5.0))]
+    for final, bleu in (("last", 5.0), ("best", 9.0)):
+        stage = replace(first.recipe.train, final=final)
+        parent = replace(first, log=events, recipe=replace(first.recipe, train=stage))
+        run = replace(second, parent=parent)
+        assert _start(run, parent, "bleu") == [(200, bleu)]
 
 
 def test_report_without_a_test_set(copy_run):
@@ -77,6 +103,31 @@ def test_document_as_page_and_as_markdown():
     assert to_markdown("T & U", [("One", blocks)]) == text
 
 
+def test_text_is_shown_as_it_is():
+    table = Figures(["source"], [["a <!-- *b* `c` _d_ [e] |\u2028f"]], text=True)
+    assert "| a \\<!-- \\*b\\* \\`c\\` \\_d\\_ \\[e] \\| f |" in to_markdown("", [("", [table])])
+    numbers = Figures(["system", "BLEU"], [["a_b", "1"]])
+    assert "| a_b | 1 |" in to_markdown("", [("", [numbers])])
+    page = to_html("", [("", [numbers, Figures(["measure", "note"], [["a", "b"]])])])
+    assert '<table class="numbers"><thead><tr><th>system' in page
+    assert '<table class="numbers noted"><thead><tr><th>measure' in page
+
+
+def test_names_of_a_heat_map_have_room():
+    long = "a" * 40
+    svg = ElementTree.fromstring(heat_map(long * 3, [long], [[0.5, 1.0]]))
+    title, label = svg.findall("{*}text")
+    assert float(label.get("x")) > 40 * 6.5
+    assert float(svg.get("width")) > 120 * 7.5
+    assert title.text == long * 3
+
+
+def test_equal_values_have_an_axis_around_them():
+    svg = ElementTree.fromstring(curves({"BLEU": {"a": [(1, 100.0), (2, 100.0)]}}, "steps"))
+    ticks = {float(text.text) for text in svg.findall("{*}text") if text.get("x") == "39"}
+    assert min(ticks) < 100 < max(ticks)
+
+
 def test_pictures_of_markdown_are_files(tmp_path):
     write_document(
         tmp_path / "a.md", "", [("One", ["text", Picture("<svg>1</svg>")]), ("Two", [Picture("<svg>2</svg>")])]
@@ -84,3 +135,5 @@ def test_pictures_of_markdown_are_files(tmp_path):
     text = "### One\n\ntext\n\n![One](a-1.svg)\n\n### Two\n\n![Two](a-2.svg)\n"
     assert (tmp_path / "a.md").read_text() == text
     assert (tmp_path / "a-2.svg").read_text() == "<svg>2</svg>"
+    write_document(tmp_path / "my page.md", "", [("One", [Picture("<svg/>")])])
+    assert (tmp_path / "my page.md").read_text() == "### One\n\n![One](<my page-1.svg>)\n"

@@ -17,7 +17,7 @@ from nmla.decoding.teacher import Teacher
 from nmla.decoding.translator import save_decoding
 from nmla.errors import DataError, UsageError
 from nmla.evaluation import speed as module
-from nmla.evaluation.report import COLOURS, curves
+from nmla.evaluation.report import COLOURS, DASHES, curves
 from nmla.evaluation.speed import TURNS, System, choose_sentences, load_systems, measure_speed, timed
 from nmla.evaluation.speed_report import picture, table
 from nmla.models.pretrained import build_model, load_model, save_model
@@ -124,6 +124,14 @@ def test_latency_is_of_sentences(world):
     assert one.ninetieths == pytest.approx((10.0, 10.0))
     assert one.seconds == pytest.approx((0.066, 0.066))
     assert "| a | 6 (6) | 10 (10) | 1 (1 to 1) |" in table(speed, "markdown")
+
+
+def test_a_hiccup_is_no_speed_up(world):
+    slow = sentences(4)[0]
+    systems = [world.system("base", steady(1.0)), world.system("rival", lambda of, *_: 100.0 if of == [slow] else 1.0)]
+    speed = measure_speed(systems, sentences(2, 3, 4), batch_sizes=[1], threads=[1], turns=1, baseline="base")
+    assert sum(figure(speed, "rival").seconds) > 100
+    assert figure(speed, "rival").ratios == (1.0,)
 
 
 def test_groups_are_thirds_by_length(world):
@@ -238,7 +246,7 @@ def test_forms(world):
 
 def test_picture_of_many_systems():
     """No two look alike, and all names fit in."""
-    names = [f"system number {i}" for i in range(2 * len(COLOURS))]
+    names = [f"system number {i}" for i in range(len(DASHES) * len(COLOURS))]
     svg = ElementTree.fromstring(
         curves({"speed-up": {name: [(1, i), (400, 1)] for i, name in enumerate(names)}}, "x", [1, 400])
     )

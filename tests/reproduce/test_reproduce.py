@@ -21,7 +21,7 @@ from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
 from nmla.reproduce.render import _trained
-from nmla.reproduce.run import reproduce
+from nmla.reproduce.run import _Asked, reproduce
 from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, run, stages, training
 from nmla.reproduce.table import load_table
 
@@ -229,6 +229,52 @@ def test_what_is_done_so_far_can_be_shown(made, digits, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_that_is_done_in_part_says_so(made, tmp_path):
+    """A seed without a score leaves a mean of the others, and no difference to a first seed that is not there."""
+    path, text = made
+    shutil.copytree(path.parent / "out", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "table.json").read_text())
+    (lost,) = [of["stage"] for of in told if (of["row"], of["way"], of["seed"]) == ("CTC", "argmax", 1)]
+    shutil.rmtree(tmp_path / "out" / "stages" / lost)
+    table = Path(shutil.copy(path, tmp_path / "my table.yaml"))
+    shutil.copy(path.parent / "recipe.yaml", tmp_path)
+    table.write_text(table.read_text().replace(str(path.parent / "out"), str(tmp_path / "out")))
+    shown = reproduce(table, so_far=True)
+    assert "(1 of 2 seeds)" in next(line for line in shown.split("\n") if line.startswith("| CTC |"))
+    assert "\nNot run yet: CTC, argmax, seed 1.\n" in shown
+    assert "| BLEU beyond CTC" in text
+    assert "| BLEU beyond CTC" not in shown  # its first seed is what others would be compared with
+    assert f"    nmla reproduce '{table}'\n" in shown
+
+
+def test_a_training_that_gave_up_early_has_steps(tmp_path):
+    events = [{"event": "valid", "step": 5, "seconds": 2.0}, {"event": "valid", "step": 6, "seconds": 3.0}]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (6, 3.0)
+    events = [{"event": "train", "step": 10, "seconds": 5.0}, {"event": "valid", "step": 15, "seconds": 9.0}]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (15, 7.5)
+
+
+def test_a_stage_that_cannot_begin_is_told(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(NmlaError, match="this stage must succeed, but ended with exit code 1"):
+        reproduce(write_table(tmp_path, digits))
+
+
+def test_what_is_ignored_does_not_stop_it():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with _Asked() as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert asked.count == 0
+            signal.raise_signal(signal.SIGTERM)
+            assert asked.count == 1
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_rows_share_stages_and_nothing_is_done_twice(made):
     path, text = made
     root = path.parent / "out" / "stages"
@@ -309,7 +355,7 @@ def test_files_must_stay_as_they_were(digits, tmp_path):
 
 def test_versions_are_raised_with_the_defaults():
     """Keys leave out what is as by default: if one changes, raise its kind's version. A new setting needs none."""
-    assert VERSIONS == {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2, "meteor": 1}
+    assert VERSIONS == {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 3, "meteor": 2}
     defaults = [(of.name, of.default) for config in (ModelConfig, TrainConfig) for of in fields(config)]
     simple = [(name, value) for name, value in defaults if isinstance(value, (str, float, int))]
     assert hashlib.sha256(repr(simple).encode()).hexdigest()[:8] == "1ae03a4b"
@@ -325,7 +371,13 @@ def test_stopped_table_goes_on(digits, tmp_path, made, number):
     path = write_table(tmp_path, digits, ("baseline: CTC\n", ""), ("title: Copying digits", "title: Stopped"))
     path.write_text(path.read_text().split("- {name: CTC,")[0])
     command = [sys.executable, "-m", "nmla.cli", "reproduce", str(path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whatever started the tests
+    )
     for _ in range(600):
         if any(log.stat().st_size for log in tmp_path.glob("out/stages/*/log.jsonl")):
             break
@@ -372,7 +424,7 @@ def test_stage_that_fails_stops_only_what_needs_it(digits, tmp_path):
 def test_test_set_is_looked_at_first(digits, tmp_path):
     (tmp_path / "short.txt").write_text("1 2\n")
     short = (f"references: [{digits}/valid.txt]", f"references: [{tmp_path}/short.txt]")
-    with pytest.raises(DataError, match=r"short\.txt must have one line per output, but has 1 for 100"):
+    with pytest.raises(DataError, match=r"short\.txt must have one line per line of the source, but has 1 for 100"):
         reproduce(write_table(tmp_path, digits, short))
     assert not (tmp_path / "out").exists()
 
@@ -382,7 +434,10 @@ def test_test_set_is_looked_at_first(digits, tmp_path):
     [
         (("control: CTC continued", "control: x"), "control of 'NMLA' must be another row, but is 'x'"),
         (("control: CTC continued", "control: NMLA"), "control of 'NMLA' must be another row, but is 'NMLA'"),
-        (("name: NMLA", "name: n=2"), "names of rows must hold no =, which ends them in commands, but one is 'n=2'"),
+        (
+            ("name: NMLA", "name: n=2"),
+            "names of rows must be text without =, which ends them in commands, but one is 'n=2'",
+        ),
         (("baseline: CTC", "baseline: x"), "baseline must be one of teacher, CTC, CTC continued, NMLA, but is 'x'"),
         (("name: NMLA", "name: CTC"), "rows must have different names, but two are called 'CTC'"),
         (("ways: [argmax]", "ways: [best]"), "ways of 'CTC' must be among argmax, tuned beam, beam, but one is 'best'"),
@@ -393,8 +448,8 @@ def test_test_set_is_looked_at_first(digits, tmp_path):
         (("lm: true, families: [ctc]", "lm: true"), "must fit a autoregressive model, but 'tuned beam' is tuned"),
         (("families: [autoregressive]", "families: [sctc]"), "ways must decode every row, but none is for 'teacher'"),
         (("beam_size: 2, tune: true, lm", "beam_size: 2, lm"), "tune of a way with a language model must be true"),
-        (("beam_size: 2, tune", "beam_size: 0, tune"), "beam_size of a way must be at least 1, but is 0"),
-        (("seeds: [1, 2]", "seeds: [1, 1]"), "seeds of 'CTC' must be different numbers of at least 0"),
+        (("beam_size: 2, tune", "beam_size: 0, tune"), "beam_size of a way must be from 1 to 10000, but is 0"),
+        (("seeds: [1, 2]", "seeds: [1, 1]"), "seeds of 'CTC' must be different numbers from 0 to"),
         (("finetune.loss=ctc]", "seed=3]"), "overrides of 'CTC continued' must"),
         (("order: 2", "order: 0"), "lm.order must be from 1 to 100, but is 0"),
         (("- {name: NMLA", "- abc\n- {name: NMLA"), "rows.3 must be a section with settings, but is 'abc'"),

@@ -139,7 +139,7 @@ def analyse_files(
                 "--tokenizer must tell the vocabulary of --lm where no system is a model, but is not given"
             )
         tokenizer = tokenizer or Tokenizer.load(next(iter(models.values())) / TOKENIZER)
-        _check_vocabulary(tokenizer)
+        check_vocabulary(tokenizer)
         language_model = NgramLM.load(lm, tokenizer)
     targets = read_references(references)
     sources = read_lines(source) if source is not None else None
@@ -249,7 +249,7 @@ def fluency(lines: Lines, split: Words, lm: NgramLM | None = None, tokenizer: To
 
 def perplexity(lines: Lines, lm: NgramLM, tokenizer: Tokenizer) -> float:
     """Per token; the end of each line is a token too."""
-    _check_vocabulary(tokenizer)
+    check_vocabulary(tokenizer)
     encoded = tokenizer.encode_batch(list(lines))
     return math.exp(-sum(map(lm.score, encoded)) / sum(len(ids) + 1 for ids in encoded))
 
@@ -363,9 +363,15 @@ def _check_names(names: Sequence[str]) -> None:
             raise UsageError(f"each system must have a name of its own, but {names.count(name)} are called {name}")
 
 
-def _check_vocabulary(tokenizer: Tokenizer) -> None:
-    """Refuse one that needs text split with "@@": outputs are whole words again, of which it would know few."""
-    if tokenizer.pretokenised and any(tokenizer.piece(token).endswith("@@") for token in range(tokenizer.vocab_size)):
+def splits_text(tokenizer: Tokenizer) -> bool:
+    """Not if it needs text split with "@@": outputs are whole words again, of which it would know few."""
+    return not tokenizer.pretokenised or not any(
+        tokenizer.piece(token).endswith("@@") for token in range(tokenizer.vocab_size)
+    )
+
+
+def check_vocabulary(tokenizer: Tokenizer) -> None:
+    if not splits_text(tokenizer):
         raise UsageError("the language model's vocabulary must split text by itself, but needs text split with @@")
 
 

@@ -1,5 +1,6 @@
 """A document of text, tables, pictures and code, as one HTML page that stands alone or as Markdown."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -42,7 +43,8 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
 def _html(block: Block) -> str:
     match block:
         case Figures(header, rows, text):
-            return table(header, [list(map(escape, row)) for row in rows], kind="text" if text else "numbers")
+            kind = "text" if text else "numbers noted" if header[-1] == "note" else "numbers"
+            return table(header, [list(map(escape, row)) for row in rows], kind)
         case Picture(svg):
             return f'<div class="wide">{svg}</div>'
         case Code(text, folded):
@@ -61,7 +63,7 @@ def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str]
             if not isinstance(block, Picture):
                 parts += [_markdown(block)] if block else []
             elif file := next(files, ""):
-                parts.append(f"![{heading or title}]({file})")
+                parts.append(f"![{heading or title}]({f'<{file}>' if ' ' in file else file})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -77,8 +79,14 @@ def _markdown(block: str | Figures | Code) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
     """Numbers stand to the right in their columns; text stands to the left, as the first column always does."""
     rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *rows))
+    told = [[_literal(cell) for cell in row] for row in rows] if text else rows
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *told))
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _literal(text: str) -> str:
+    """Of anybody's text, nothing that Markdown would take for its own."""
+    return re.sub(r"([\\`*_<\[])", r"\\\1", " ".join(text.splitlines()))
 
 
 def write_document(path: Path, title: str, sections: Sequence[Section]) -> None:

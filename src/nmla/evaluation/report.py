@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 COLOURS = ("#8a8f98", "#d9822b", "#2166ac", "#2a9d4a", "#c2272d", "#8e44ad", "#17becf", "#6b4423")
+DASHES = ("", "6 4", "2 3", "10 3 2 3", "14 3")
 MOST_BESIDE = 4  # panels of curves in one row: more become too small
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; overflow-wrap: anywhere; }
@@ -13,8 +14,10 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
-.numbers th, .numbers td { overflow-wrap: normal; } pre { overflow-x: auto; }
-.numbers td:last-child { max-width: 24rem; overflow-wrap: anywhere; }
+.numbers th { overflow-wrap: normal; } .numbers td { white-space: nowrap; } pre { overflow-x: auto; }
+.numbers td:first-child { white-space: normal; overflow-wrap: normal; }
+.noted td:last-child { max-width: 24rem; white-space: normal; overflow-wrap: anywhere; }
+.text td { min-width: 9rem; overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
 @media (max-width: 50rem) { .wide svg { max-width: none; } }
@@ -37,7 +40,8 @@ def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
-    """An HTML table; cells are HTML, so that they can carry marks. `kind` is "numbers" or "text"."""
+    """An HTML table; cells are HTML, so that they can carry marks. `kind` is "numbers", "numbers noted" if the last
+    column has words, or "text"."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
     return (
@@ -54,7 +58,9 @@ def curves(panels: Mapping[str, Mapping[str, Points]], unit: str, steps: Sequenc
     width, height, gap = 230, 170, 44
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     # More systems than colours begin again, with broken lines.
-    strokes = [f'stroke="{colour}"{dash}' for dash in ("", ' stroke-dasharray="6 4"') for colour in COLOURS]
+    strokes = [
+        f'stroke="{colour}"' + (f' stroke-dasharray="{dash}"' if dash else "") for dash in DASHES for colour in COLOURS
+    ]
     stroke = {name: strokes[i % len(strokes)] for i, name in enumerate(names)}
     x_high = max((x for series in panels.values() for line in series.values() for x, _ in line), default=1.0)
     column = max([190, *(46 + 7 * len(name) for name in names)])
@@ -122,6 +128,8 @@ def _panel(
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers that span the values; from zero where that wastes little of the panel."""
     low = 0.0 if 0 < low < 0.4 * high else low
+    if high - low < 1e-6 * abs(high):  # equal values stand in the middle
+        low, high = low - 0.05 * abs(low), high + 0.05 * abs(high)
     rough = max(high - low, 1e-9) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough)
@@ -131,7 +139,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]]) -> str:
     """An SVG of probabilities: a row per token, a column per output position, the darker the more probable."""
-    cell, left, top = 20, 110, 34
+    cell, top = 20, 34
+    left = max([110, *(16 + 7 * len(name) for name in rows)])
     parts = [f'<text x="0" y="16" font-weight="bold">{escape(title)}</text>']
     for r, (name, line) in enumerate(zip(rows, values, strict=True)):
         y = top + r * cell
@@ -143,7 +152,8 @@ def heat_map(title: str, rows: Sequence[str], values: Sequence[Sequence[float]])
                 f"<title>{escape(name)} at position {c + 1}: {value:.3f}</title></rect>"
             )
     columns = max((len(line) for line in values), default=0)
-    return _svg(left + columns * cell + 10, top + len(rows) * cell + 10, "".join(parts), title)
+    width = max(left + columns * cell + 10, 8 * len(title))  # bold
+    return _svg(width, top + len(rows) * cell + 10, "".join(parts), title)
 
 
 Map = tuple[str, str, Sequence[float], str, Sequence[float], Sequence[Sequence[float]]]

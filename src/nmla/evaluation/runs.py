@@ -37,6 +37,7 @@ class Run:
     directory: Path
     recipe: Recipe
     log: list[dict[str, Any]]
+    began: str  # the hash of the weights it began from, or "random"
     parent: "Run | None" = None
 
     @property
@@ -62,9 +63,12 @@ def read_log(stage: Path) -> list[dict[str, Any]]:
     whole = []
     for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines():
         try:
-            whole.append(json.loads(line))
+            event = json.loads(line)
         except ValueError:
             break
+        if not isinstance(event, dict) or not {"event", "step", "seconds"} <= event.keys():
+            break
+        whole.append(event)
     if not whole:
         raise DataError(f"{stage / 'log.jsonl'}: must tell of a training, but tells nothing")
     return whole
@@ -83,17 +87,23 @@ def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyTyp
         within |= dict.fromkeys(done, path)
     short = {of: str(Path(path.absolute().name) / of.relative_to(path)) for of, path in within.items()}
     taken = Counter(short.values())
-    called = {of: names.get(of, short[of] if taken[short[of]] == 1 else str(of)) for of in within}
+    # An equals sign would end the name in commands.
+    own = {of: (short[of] if taken[short[of]] == 1 else str(of)).replace("=", "-") for of in within}
+    called = {of: names.get(of, own[of]) for of in within}
     by_weights = {sha256(of / "model" / WEIGHTS): of for of in reversed(within)}
     whole: dict[Path, Run] = {}
 
     def add(directory: Path) -> Run:
         if directory not in whole:
-            began = json.loads((directory / "start.json").read_text(encoding="utf-8"))["weights"]
+            try:
+                began = str(json.loads((directory / "start.json").read_text(encoding="utf-8"))["weights"])
+            except (OSError, ValueError, KeyError, TypeError):
+                message = "must tell what a training began from, but does not"
+                raise DataError(f"{directory / 'start.json'}: {message}") from None
             parent = by_weights.get(began, directory)
             before = add(parent) if parent != directory else None
             recipe = load_recipe(directory / "recipe.yaml")
-            whole[directory] = Run(called[directory], directory, recipe, read_log(directory), before)
+            whole[directory] = Run(called[directory], directory, recipe, read_log(directory), began, before)
         return whole[directory]
 
     for directory in within:
@@ -148,7 +158,7 @@ def _trainings(runs: Sequence[Run]) -> Figures:
         step, bleu = max(valid, key=lambda of: of[1], default=(0, 0.0))
         minutes = run.log[-1]["seconds"] / 60
         numbers = [f"{run.steps:,}", f"{minutes:.1f}", f"{bleu:.2f}" if valid else "-", f"{step - run.first:,.0f}"]
-        began = run.parent.name if run.parent else "random"
+        began = run.parent.name if run.parent else run.began if run.began == "random" else "weights that are not here"
         rows.append([run.name, run.recipe.model.family, run.recipe.train.loss, began, *numbers])
     return Figures(header, rows)
 
@@ -159,15 +169,24 @@ def _curves(runs: Sequence[Run]) -> str:
     for run in runs:
         loss = run.line("train", "loss")
         ceiling = abs(loss[-1][1]) * STEEP if loss else 0.0
-        drawn = [(step, value) for step, value in loss if value <= ceiling]
+        drawn = [(step, min(value, ceiling)) for step, value in loss]
         panels.setdefault(f"loss: {run.recipe.train.loss}", {})[run.name] = drawn
     for value, title in (("bleu", "BLEU, validation"), ("length_ratio", "length ratio"), ("entropy", "entropy, nats")):
         of_all = {run.name: run.line("valid", value) for run in runs}
         for run in runs:
-            if run.parent is not None and run.parent.name in of_all and of_all[run.parent.name]:
-                of_all[run.name] = of_all[run.parent.name][-1:] + of_all[run.name]
+            if run.parent is not None and run.parent.name in of_all:
+                of_all[run.name] = [*_start(run, run.parent, value), *of_all[run.name]]
         panels[title] = of_all
     return curves(panels, unit="steps")
+
+
+def _start(run: Run, parent: Run, value: str) -> list[tuple[float, float]]:
+    """Where a run's curve begins: what validation said of the weights that the run before it ended with."""
+    valid = parent.line("valid", value)
+    if parent.recipe.train.final == "best" and valid:
+        best = max(parent.line("valid", "bleu"), key=lambda of: of[1], default=valid[-1])[0]
+        valid = [of for of in valid if of[0] == best]
+    return [(run.first, last) for _, last in valid[-1:]]
 
 
 def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
@@ -190,11 +209,9 @@ def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
 
     line = max(short, key=gain)
     maps = heat_maps(sources[line], {of.name: Translator.load(of.directory / "model") for of in both})
-    about = (
-        f"Source: {sources[line]} Reference: {references[line]} A column is an output position, a row a token, the "
-        "shade its probability."
-    )
-    yield "What each position wants to say", [about, *map(Picture, maps)]
+    sentence = Figures(["source", "reference"], [[sources[line], references[line]]], text=True)
+    about = "A column is an output position, a row a token, the shade its probability."
+    yield "What each position wants to say", [sentence, about, *map(Picture, maps)]
 
 
 def heat_maps(source: str, translators: dict[str, Translator]) -> list[str]:

@@ -58,7 +58,10 @@ def _markdown(speed: Speed) -> Iterator[str]:
         f"{speed.sentences} sentences of {speed.words / speed.sentences:.1f} words, {turns}. "
         "Times and speeds: the best turn's (the worst's)."
     )
-    yield f"Speed-ups: beside {speed.baseline} in the same turn, the median (lowest to highest)."
+    yield (
+        f"Speed-ups: beside {speed.baseline} in the same turn, the median (lowest to highest); of batches of 1 by the "
+        "sentences' medians."
+    )
     for threads in dict.fromkeys(one.threads for one in speed.figures):
         figures = [one for one in speed.figures if one.threads == threads]
         on = _on(threads)

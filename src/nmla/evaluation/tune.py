@@ -12,7 +12,7 @@ from nmla.errors import DataError, UsageError
 from nmla.evaluation.measure import read_references
 from nmla.evaluation.report import surface
 from nmla.evaluation.score import Scores, score
-from nmla.files import write_text
+from nmla.files import new_file, write_text
 from nmla.models.pretrained import LANGUAGE_MODEL
 from nmla.progress import progress_bar
 from nmla.text.lines import read_lines
@@ -48,9 +48,8 @@ def tune_model(
     if image is not None:  # first: if it cannot be written, the model stays as it is
         write_text(image, picture(tried))
     if tried[0].decoding.alpha and lm is not None and translator.lm is not None:
-        aside = model / f".{LANGUAGE_MODEL}"
-        translator.lm.save(aside, translator.tokenizer)
-        aside.replace(model / LANGUAGE_MODEL)
+        with new_file(model / LANGUAGE_MODEL) as aside:
+            translator.lm.save(aside, translator.tokenizer)
     save_decoding(tried[0].decoding, model)
     return tried
 

@@ -4,17 +4,17 @@ import itertools
 import json
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nmla.decoding.ngram_lm import NgramLM
-from nmla.evaluation.analysis import Analysis, analyse
+from nmla.evaluation.analysis import Analysis, analyse, splits_text
 from nmla.evaluation.analysis_table import by_system
 from nmla.evaluation.analysis_table import rows as measures
 from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
 from nmla.evaluation.measure import SAMPLES, Measured, References, measure, read_references
-from nmla.evaluation.runs import Outcome, Run, find_runs, report
+from nmla.evaluation.runs import Outcome, Run, find_runs, read_log, report
 from nmla.evaluation.systems import System
 from nmla.files import write_text
 from nmla.reproduce.stages import METEOR, OUTPUTS, TRANSLATIONS, Stage, judging
@@ -30,22 +30,26 @@ Wanted = Mapping[Of, Stage]
 Results = dict[Of, dict[str, Any]]
 
 
-def render(path: Path, table: Table, wanted: Wanted, lm: Stage | None, root: Path) -> str:
+def render(path: Path, table: Table, wanted: Wanted, missing: Sequence[Of], lm: Stage | None, root: Path) -> str:
     """The table from its finished stages as Markdown; also written beside them, with its curves, as JSON and as a page.
 
-    What is not among `wanted` is named as not run. Perplexities are told if `lm` is done.
+    What is `missing` is named as not run. Perplexities are told if `lm` is done.
     """
     results = {of: _result(table, stage, root) for of, stage in wanted.items()}
-    first: dict[tuple[str, str], Stage] = {}  # of each row and way, from the first seed
+    seeds = {row.name: table.seeds_of(row) for row in table.rows}
+    first = {(row, way): stage for (row, way, seed), stage in wanted.items() if seed == seeds[row][0]}
     shown: dict[str, Stage] = {}  # of each row, its first way
-    for (row, way, _), stage in wanted.items():
-        first.setdefault((row, way), stage)
+    for (row, _, _), stage in wanted.items():
         shown.setdefault(row, stage)
     systems = {of: System.of_file(of[0], stage.directory(root) / TRANSLATIONS) for of, stage in first.items()}
     references = read_references([*map(Path, table.test.references)])
     name = table.baseline or table.rows[0].name
     baseline = next((of for of in first if of[0] == name), None)
-    blocks: list[Block] = [table.about.strip(), Code(f"nmla reproduce {path}"), _scores(table, results)]
+    blocks: list[Block] = [
+        table.about.strip(),
+        Code(shlex.join(["nmla", "reproduce", str(path)])),
+        _scores(table, results),
+    ]
 
     def beyond(of: tuple[str, str], other: tuple[str, str]) -> Measured:
         outputs, others = systems[of].outputs, systems[other].outputs
@@ -63,14 +67,14 @@ def render(path: Path, table: Table, wanted: Wanted, lm: Stage | None, root: Pat
     shown = dict(sorted(shown.items(), key=lambda of: baseline is None or of[0] != baseline[0]))
     test, command = _test(table, shown, references, lm, root)
     blocks += [_details(results), _beside(test.analysis), _legend(results)]
-    if missing := [row.name for row in table.rows if row.name not in shown]:
-        blocks.append(f"Not run yet: {', '.join(missing)}.")
+    if missing:
+        blocks.append(f"Not run yet: {'; '.join(_named(table, shown, missing))}.")
     commands = [command]
     for (row, way, seed), stage in wanted.items():
         told = table, stage, results[row, way, seed], root
         other = first[baseline] if baseline is not None and (row, way) != baseline else None
         commands.append(f"{_command(*told, other)}  # {row}, {way}, seed {seed}")
-        if (row, way) in beside and stage is first[row, way]:
+        if (row, way) in beside and stage is first.get((row, way)):
             control = beside[row, way]
             commands.append(f"{_command(*told, first[control])}  # {row} beyond {control[0]}, {way}, seed {seed}")
     blocks += ["Single numbers:", Code("\n".join(commands))]
@@ -90,6 +94,18 @@ def render(path: Path, table: Table, wanted: Wanted, lm: Stage | None, root: Pat
     ):
         write_text(Path(table.output) / f"{path.stem}.{ending}", content)
     return text
+
+
+def _named(table: Table, shown: Mapping[str, Stage], missing: Sequence[Of]) -> Iterator[str]:
+    """What is missing: a row, or one of its ways, or seeds of that."""
+    for row in table.rows:
+        if row.name not in shown:
+            yield row.name
+            continue
+        for way in table.ways:
+            if seeds := [seed for name, of, seed in missing if (name, of) == (row.name, way)]:
+                some = len(seeds) < len(table.seeds_of(row))
+                yield f"{row.name}, {way}" + (f", seed {', '.join(map(str, seeds))}" if some else "")
 
 
 def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
@@ -116,8 +132,9 @@ def _test(
     if lm is not None and lm.done(root):
         path, file = lm.paths["tokenizer"], lm.directory(root) / "lm.lm"
         tokenizer = Tokenizer.load(Path(path))
-        fluency = {"lm": NgramLM.load(file, tokenizer), "tokenizer": tokenizer}
-        command += ["--lm", str(file), "--tokenizer", path]
+        if splits_text(tokenizer):
+            fluency = {"lm": NgramLM.load(file, tokenizer), "tokenizer": tokenizer}
+            command += ["--lm", str(file), "--tokenizer", path]
     systems = [System.of_file(row, stage.directory(root) / TRANSLATIONS) for row, stage in shown.items()]
     sources = read_lines(Path(table.test.source))
     analysis = analyse(systems, references, sources=sources, quantiles=QUANTILES, **fluency)
@@ -150,24 +167,28 @@ def _path(model: Stage) -> list[Stage]:
 def _trained(stage: Stage, root: Path) -> tuple[int, float]:
     """The last step of a training, and the seconds that so many take at their median pace: whatever else the machine
     did for a while, or a halt of the whole process, does not count."""
-    log = (stage.directory(root) / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [event for event in map(json.loads, log) if event["event"] == "train"]
+    log = read_log(stage.directory(root))
+    events = [event for event in log if event["event"] == "train"] or log[-1:]  # one that gave up early logged none
     paces = [
         (event["seconds"] - before["seconds"]) / (event["step"] - before["step"])
         for before, event in itertools.pairwise(({"step": 0, "seconds": 0.0}, *events))
     ]
-    return events[-1]["step"], events[-1]["step"] * statistics.median(paces)
+    return log[-1]["step"], log[-1]["step"] * statistics.median(paces)
 
 
 def _scores(table: Table, results: Results) -> Figures:
     """BLEU of every row in every way that is done, the brevity penalty beside it."""
     rows = []
+    of_rows = {row.name: table.seeds_of(row) for row in table.rows}
     ways = [way for way in table.ways if any(of[1] == way for of in results)]
     for row in dict.fromkeys(row for row, _, _ in results):
         cells = [row]
         for way in ways:
             found = [result for of, result in results.items() if of[:2] == (row, way)]
-            cells += [_spread([of["BLEU"] for of in found]), _mean([of["brevity penalty"] for of in found], 2)]
+            bleu, seeds = _spread([of["BLEU"] for of in found]), of_rows[row]
+            if 0 < len(found) < len(seeds):
+                bleu += f" ({len(found)} of {len(seeds)} seeds)"
+            cells += [bleu, _mean([of["brevity penalty"] for of in found], 2)]
         rows.append(cells)
     header = ["system", *(name for way in ways for name in (f"BLEU, {way}", "BP"))]
     return Figures(header, rows)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nmla.data.workers import cores
@@ -15,7 +16,7 @@ from nmla.evaluation.measure import check_parallel
 from nmla.evaluation.meteor import find_meteor
 from nmla.progress import progress_bar, say
 from nmla.reproduce.render import render
-from nmla.reproduce.stages import Stage, as_json, judging, language_model, stages
+from nmla.reproduce.stages import Stage, as_json, judging, language_model, stages, tidy
 from nmla.reproduce.table import Table, load_table
 from nmla.text.lines import read_lines
 
@@ -37,15 +38,17 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
     # What tells how fluent outputs are, whether or not one is decoded with it.
     lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None
     root = Path(table.output) / "stages"
+    missing = []
     if so_far:
-        wanted = {of: stage for of, stage in wanted.items() if stage.done(root)}
+        missing = [of for of, stage in wanted.items() if not stage.done(root)]
+        wanted = {of: stage for of, stage in wanted.items() if of not in missing}
         if not wanted:
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
         scored = [stage for of in wanted.values() for stage in of.needed()]
         run_all([*scored, *([lm] if lm is not None else [])], root, jobs)
         _judge(table, wanted.values(), root, jobs)
-    return render(path, table, wanted, lm, root)
+    return render(path, table, wanted, missing, lm, root)
 
 
 def _judge(table: Table, scored: Iterable[Stage], root: Path, jobs: int) -> None:
@@ -64,6 +67,8 @@ def _judge(table: Table, scored: Iterable[Stage], root: Path, jobs: int) -> None
 def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:
     """Run what is not done, in its order as far as inputs are there. A stage that fails stops only what needs it."""
     waiting = {stage.key: stage for stage in needed if not stage.done(root)}
+    for stage in needed:
+        tidy(stage, root)  # what a kill left no time for
     say(f"nmla reproduce: {len({stage.key for stage in needed})} stages, {len(waiting)} of them to do")
     running: dict[str, _Running] = {}
     failed: dict[str, str] = {}
@@ -122,19 +127,21 @@ class _Running:
                 start_new_session=True,  # Ctrl-C reaches it through us
             )
         assert self.process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it could not even begin; how it ended is told
             self.process.stdin.write(json.dumps(as_json(stage)).encode() + b"\n")
             self.process.stdin.flush()  # and it stays open: its end tells that we have ended
-        except BrokenPipeError:
-            pass  # it could not even begin; how it ended is told
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # what it never read
+            self.process.stdin.close()
+
     def failure(self) -> str:
         """Why it failed; nothing if it did not, and then it is told as done."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self.close()
         code = self.process.returncode
         if code == 0 and self._stage.done(self._root):
             say(f"done:   {self._directory.name}, {(time.monotonic() - self._began) / 60:.1f} minutes")
@@ -157,8 +164,7 @@ def _end(running: dict[str, _Running], asked: "_Asked") -> None:
             for one in running.values():
                 one.process.kill()
     for one in running.values():
-        assert one.process.stdin is not None
-        one.process.stdin.close()
+        one.close()
 
 
 class _Asked:
@@ -169,7 +175,8 @@ class _Asked:
 
     def __enter__(self) -> "_Asked":
         asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._take) for number in asking}
+        heard = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+        self._before = {number: signal.signal(number, self._take) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,7 +31,7 @@ TRANSLATIONS = "translations.jsonl"  # and what it thought of that
 METEOR = "meteor.json"  # of one that judged it
 # Raised when what a kind of stage makes of the same settings changes, a default among them, so that nothing made before
 # is taken for it.
-VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 2, "meteor": 1}
+VERSIONS = {"train": 1, "distill": 1, "lm": 1, "tune": 3, "score": 3, "meteor": 2}
 FREE = ("keep_best", "keep_last")  # settings of a training that change what is kept; for an average, the last counts
 
 
@@ -205,8 +205,13 @@ def run(stage: Stage, root: Path) -> None:
         RUN[stage.kind](stage, directory, given)
         about = {"seconds": round(time.perf_counter() - began, 1), "nmla": __version__, "label": stage.label}
         write_text(directory / DONE, json.dumps(about, indent=2) + "\n")
-    if stage.kind == "train":
-        shutil.rmtree(directory / "checkpoints", ignore_errors=True)  # nobody goes on from them
+    tidy(stage, root)
+
+
+def tidy(stage: Stage, root: Path) -> None:
+    """Remove the checkpoints of a training that is done: nobody goes on from them."""
+    if stage.kind == "train" and stage.done(root):
+        shutil.rmtree(stage.directory(root) / "checkpoints", ignore_errors=True)
 
 
 def _unchanged(stage: Stage, name: str, *found: str) -> None:

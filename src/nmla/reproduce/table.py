@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmla.config import LOSSES, Recipe, load_recipe, parse_settings, read_settings
+from nmla.config import LOSSES, SEEDS, WIDEST_BEAM, Recipe, load_recipe, parse_settings, read_settings
 from nmla.decoding.ngram_lm import MAX_ORDER
 from nmla.errors import UsageError
 from nmla.evaluation.meteor import LANGUAGES
@@ -32,8 +32,8 @@ class Way:
     families: list[str] = field(default_factory=lambda: [*LOSSES])
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1:
-            raise UsageError(f"beam_size of a way must be at least 1, but is {self.beam_size}")
+        if not 1 <= self.beam_size <= WIDEST_BEAM:
+            raise UsageError(f"beam_size of a way must be from 1 to {WIDEST_BEAM}, but is {self.beam_size}")
         if (self.teacher or self.lm) and self.beam_size == 1:
             raise UsageError("beam_size of a way with a teacher or a language model must be above 1, but is 1")
         if self.lm and not self.tune:
@@ -85,15 +85,19 @@ class Table:
             raise UsageError("rows must hold at least one row, but is empty")
         if twice := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"rows must have different names, but two are called {min(twice)!r}")
-        if odd := [name for name in names if "=" in name]:
-            raise UsageError(f"names of rows must hold no =, which ends them in commands, but one is {odd[0]!r}")
+        if odd := [name for name in names if "=" in name or not name.strip()]:
+            raise UsageError(
+                f"names of rows must be text without =, which ends them in commands, but one is {odd[0]!r}"
+            )
         if self.baseline and self.baseline not in names:
             raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
         _check_overrides("the table", self.overrides)
         for row in self.rows:
             seeds = self.seeds_of(row)
-            if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
-                raise UsageError(f"seeds of {row.name!r} must be different numbers of at least 0, but are {seeds}")
+            if not seeds or len({*seeds}) < len(seeds) or not all(0 <= seed < SEEDS for seed in seeds):
+                raise UsageError(
+                    f"seeds of {row.name!r} must be different numbers from 0 to {SEEDS - 1}, but are {seeds}"
+                )
             if row.control and (row.control not in names or row.control == row.name):
                 raise UsageError(f"control of {row.name!r} must be another row, but is {row.control!r}")
             _check_overrides(repr(row.name), row.overrides)
