@@ -95,6 +95,7 @@ def test_directory_without_trainings_is_refused(tmp_path, copy_run):
 
 
 def test_document_as_page_and_as_markdown():
+    assert "<p>x: <code>a|&lt;b</code>.</p>" in to_html("", [("", ["x: `a|<b`."])])
     blocks = ["a < b", Figures(["x", "y"], [["1 | 2", "<"]]), Picture("<svg/>"), Code("1 < 2", folded="more"), ""]
     page = to_html("T & U", [("One", blocks)])
     for part in ("<title>T &amp; U</title>", "<p>a &lt; b</p>", "<td>&lt;</td>", "<svg/>", "<summary>more</summary>"):

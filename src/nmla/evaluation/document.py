@@ -50,7 +50,7 @@ def _html(block: Block) -> str:
         case Code(text, folded):
             code = f"<pre>{escape(text)}</pre>"
             return f"<details><summary>{escape(folded)}</summary>{code}</details>" if folded else code
-    return f"<p>{escape(block)}</p>"
+    return "<p>" + re.sub("`([^`]+)`", r"<code>\1</code>", escape(block)) + "</p>"
 
 
 def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str] = ()) -> str:

@@ -11,11 +11,11 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; overflow-wrap: anywhere; }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
 .numbers th { overflow-wrap: normal; } .numbers td { white-space: nowrap; } pre { overflow-x: auto; }
-.numbers td:first-child { white-space: normal; overflow-wrap: normal; }
+.numbers td:first-child { min-width: 8rem; white-space: normal; overflow-wrap: normal; }
 .noted td:last-child { max-width: 24rem; white-space: normal; overflow-wrap: anywhere; }
 .text td { min-width: 9rem; overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
