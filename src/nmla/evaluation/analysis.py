@@ -298,7 +298,7 @@ def _bucket(
 ) -> Bucket:
     if not rows:
         return Bucket(shortest, longest, 0, None, None)
-    bleu = sacrebleu.BLEU(force=True)  # what it has to say of the text it has said of the whole
+    bleu = sacrebleu.BLEU(force=True)
     targets = [[lines[row] for row in rows] for lines in references]
     of_rows = bleu.corpus_score([outputs[row] for row in rows], targets)  # type: ignore[arg-type]  # None is right
     counts = any(lengths[row] >= bleu.max_ngram_order for row in rows)
