@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 import nmla
+from nmla.config import parse_recipe
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import analyse
 from nmla.evaluation.document import Code, Figures, Picture, to_html, to_markdown, write_document
@@ -42,6 +43,20 @@ def test_report_tells_of_trainings_and_test_set(copy_run, digits):
     assert page.startswith("<!doctype html>")
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # it holds everything it shows
     assert "    nmla score" in to_markdown("Copying", sections)
+
+
+def test_report_has_a_recipe_that_makes_each_model_anew(copy_run, tmp_path):
+    shutil.copytree(copy_run, tmp_path / "run")
+    runs = find_runs([tmp_path / "run"])
+    (_, (_, *codes)) = report(runs)[-1]
+    first, second = (parse_recipe(code.text) for code in codes)
+    assert (first.train, first.finetune) == (runs[0].recipe.train, None)
+    assert (second.train, second.finetune) == (runs[0].recipe.train, runs[1].recipe.train)
+    assert first.output != second.output
+    shutil.rmtree(tmp_path / "run" / "train")
+    (_, (_, code)) = report(find_runs([tmp_path / "run"]))[-1]
+    assert "weights that are not here" in code.folded
+    assert parse_recipe(code.text).finetune is None
 
 
 def test_runs_of_one_name_are_told_apart(copy_run, tmp_path):

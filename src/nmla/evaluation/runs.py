@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,14 @@ class Run:
     def first(self) -> int:
         """The steps that its weights had when it began."""
         return self.parent.first + self.parent.steps if self.parent else 0
+
+    @property
+    def whole(self) -> Recipe | None:
+        """What makes it anew from random weights, the stage before it included, if all of that is known."""
+        output = f"runs/{self.name.replace('/', '-')}-anew"
+        if self.parent is not None and self.parent.began == "random":
+            return replace(self.parent.recipe, finetune=self.recipe.train, output=output)
+        return replace(self.recipe, output=output) if self.began == "random" else None
 
     def line(self, event: str, value: str) -> list[tuple[float, float]]:
         """Steps, those before it included, and what was logged then."""
@@ -136,8 +144,12 @@ def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[
                     told = [shown(comparison, example) for example in found]
                     names = [name for name, _ in told[0]]
                     sections.append((heading, [Figures(names, [[text for _, text in of] for of in told], text=True)]))
-    recipes = [Code(recipe_yaml(run.recipe), folded=f"{run.name}, the recipe of this stage") for run in runs]
-    sections.append(("How it was made", [*([Code("\n".join(commands))] if commands else []), *recipes]))
+    made: list[Block] = [Code("\n".join(commands))] if commands else []
+    made.append("Each model: `nmla train recipe.yaml`, where recipe.yaml is what stands below under its name.")
+    for run in runs:
+        of_stage = "" if run.whole else ", this stage alone: it began from weights that are not here"
+        made.append(Code(recipe_yaml(run.whole or run.recipe), folded=f"{run.name}, recipe.yaml{of_stage}"))
+    sections.append(("How it was made", made))
     return sections
 
 
