@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from nmla.errors import NmlaError, Stopped, UsageError
 if TYPE_CHECKING:
     from nmla.decoding.ngram_lm import NgramLM
     from nmla.decoding.translator import Translator
-    from nmla.evaluation.measure import Measured
     from nmla.text.tokenizer import Tokenizer
 
 # Options that go to the translator.
@@ -118,7 +116,7 @@ def run_score(args: argparse.Namespace) -> None:
     if args.meteor_jar is not None and args.meteor is None:
         raise UsageError("--meteor-jar must come with --meteor LANGUAGE, but does not")
     if args.meteor is not None:
-        from nmla.evaluation.meteor import find_meteor
+        from nmla.evaluation.meteor import find_meteor, meteor
 
         find_meteor(args.meteor, args.meteor_jar)
 
@@ -152,23 +150,10 @@ def run_score(args: argparse.Namespace) -> None:
         measured.append(Measured("entropy", entropy, "nats per output position"))
     try:
         if args.meteor is not None:
-            measured.append(_meteor(args, hypotheses, references, baseline))
+            language, jar = args.meteor, args.meteor_jar
+            measured.append(meteor(hypotheses, references, language, jar, baseline=baseline, samples=samples))
     finally:  # whatever becomes of it, the rest was asked for too
         print(table(measured, args.format))
-
-
-def _meteor(
-    args: argparse.Namespace,
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str | None]],
-    baseline: Sequence[str] | None,
-) -> "Measured":
-    from nmla.evaluation.meteor import meteor
-
-    own = meteor(hypotheses, references, args.meteor, args.meteor_jar)
-    if baseline is None:
-        return own
-    return replace(own, difference=own.score - meteor(baseline, references, args.meteor, args.meteor_jar).score)
 
 
 def run_analyse(args: argparse.Namespace) -> None:

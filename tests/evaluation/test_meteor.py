@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,24 @@ SYSTEMS = CORPORA / "wmt17-en-de-systems"
 PUBLISHED = {"uedin-nmt": 0.48526, "FBK": 0.45973, "online-A": 0.43450, "PROMT-Rule-based": 0.39014}
 
 
-def fake_java(directory: Path, monkeypatch, says: str) -> Path:
-    """A java on the path that keeps what it is given, and says the same whatever that is."""
+def fake_java(directory: Path, monkeypatch, counts: str = "", complaint: str = "") -> Path:
+    """A java on the path that keeps what it is given, has counted `counts` in any text, and finds each score to be
+    the third of five counts by the first."""
     program = directory / "java"
     program.write_text(
-        f'#!/bin/sh\nprintf \'%s\\n\' "$@" > {directory}/arguments\ncp "$5" {directory}/outputs\n'
-        f"cp \"$6\" {directory}/references\nprintf '{says}'\n"
+        f"""#!{sys.executable}
+import shutil, sys
+open("{directory}/arguments", "a").write(chr(10).join(sys.argv[1:] + [""]))
+sys.stderr.write({complaint!r})
+if sys.argv[5] == "-":
+    for line in sys.stdin:
+        words, _, runs, *_ = map(float, line.removeprefix("EVAL ||| ").split())
+        print(runs / words, runs / words, sep=chr(10))
+else:
+    shutil.copy(sys.argv[5], "{directory}/outputs")
+    shutil.copy(sys.argv[6], "{directory}/references")
+    print({counts!r}, end="")
+"""
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
@@ -27,9 +40,9 @@ def fake_java(directory: Path, monkeypatch, says: str) -> Path:
 
 
 def test_program_is_given_lines_and_options(tmp_path, monkeypatch):
-    jar = fake_java(tmp_path, monkeypatch, "Precision: 1\\nFinal score:            0.4344951\\n")
+    jar = fake_java(tmp_path, monkeypatch, "4.0 4.0 1.0 1.0 1.0\n4.0 4.0 2.0 3.0 3.0\n")
     measured = meteor(["a", "b\u2028c"], [["d", "e"], ["f", "g"]], "de", jar)
-    assert (measured.name, measured.score) == ("METEOR", 0.4344951)
+    assert (measured.name, measured.score, measured.interval) == ("METEOR", 0.375, None)
     assert measured.signature == 'meteor-1.5|-l de -norm -m "exact stem"'
     assert (tmp_path / "outputs").read_text() == "a\nb c\n"  # Java would end a line at U+2028
     assert (tmp_path / "references").read_text() == "d\nf\ne\ng\n"
@@ -37,7 +50,7 @@ def test_program_is_given_lines_and_options(tmp_path, monkeypatch):
 
 
 def test_words_of_other_languages_are_split_for_the_program(tmp_path, monkeypatch):
-    jar = fake_java(tmp_path, monkeypatch, "Final score: 0.5\\n")
+    jar = fake_java(tmp_path, monkeypatch, "2.0 2.0 1.0 1.0 1.0\n")
     measured = meteor(["Un om, doi."], [["Doi."]], "ro", jar)
     assert measured.signature == 'meteor-1.5|tok:13a|-l ro -lower -m "exact stem"'
     assert (tmp_path / "outputs").read_text() == "Un om , doi .\n"
@@ -45,28 +58,42 @@ def test_words_of_other_languages_are_split_for_the_program(tmp_path, monkeypatc
 
 
 def test_what_is_wrong_is_told(tmp_path, monkeypatch):
-    jar = fake_java(tmp_path, monkeypatch, "no memory\\n")
+    jar = fake_java(tmp_path, monkeypatch, "no memory\n")
     with pytest.raises(NmlaError, match="METEOR gave no score: no memory"):
         meteor(["a"], [["b"]], "de", jar)
     with pytest.raises(UsageError, match=r"METEOR's language must be one of cz, da, .*, but is 'xx'"):
         meteor(["a"], [["b"]], "xx", jar)
     with pytest.raises(UsageError, match=r"none.jar: must be a file, but does not exist"):
         meteor(["a"], [["b"]], "de", tmp_path / "none.jar")
-    fake_java(tmp_path, monkeypatch, "Parameters: 1\\n' ; printf '\\nno stemmer\\n at line 5\\n' >&2 ; printf '")
-    with pytest.raises(NmlaError, match=r"METEOR gave no score: no stemmer$"):
-        meteor(["a"], [["b"]], "de", jar)
+    fake_java(tmp_path, monkeypatch, "2.0 2.0 1.0 1.0 1.0\n", "no stemmer\n at line 5\n")
+    with pytest.raises(NmlaError, match=r"METEOR gave no score: no stemmer$"):  # for a line has no counts
+        meteor(["a", "b"], [["c", "d"]], "de", jar)
 
 
 def test_a_score_near_nothing_is_near_nothing(tmp_path, monkeypatch):
-    jar = fake_java(tmp_path, monkeypatch, "Final score:            4.99888E-5\\n")
-    assert meteor(["a"], [["b"]], "cz", jar).score == 4.99888e-5
+    jar = fake_java(tmp_path, monkeypatch, "2.0E5 2.0 1.0 1.0 1.0\n")
+    assert meteor(["a"], [["b"]], "cz", jar).score == 5e-6
     assert "-m\nexact\n" in (tmp_path / "arguments").read_text()  # there is no stemmer for Czech
 
 
 def test_where_a_reference_is_missing_the_first_stands_again(tmp_path, monkeypatch):
-    jar = fake_java(tmp_path, monkeypatch, "Final score: 0.5\\n")
+    jar = fake_java(tmp_path, monkeypatch, "2.0 2.0 1.0 1.0 1.0\n" * 2)
     meteor(["a", "b"], [["c", "d"], [None, "e"]], "de", jar)
     assert (tmp_path / "references").read_text() == "c\nc\nd\ne\n"
+
+
+def test_a_sentence_that_is_its_reference_has_no_chunk(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "4.0 4.0 1.0 4.0 4.0\n4.0 5.0 1.0 4.0 4.0\n")
+    assert meteor(["a", "b"], [["a", "c"]], "de", jar).score == 1 / 8
+
+
+def test_sentences_are_drawn_anew(tmp_path, monkeypatch):
+    jar = fake_java(tmp_path, monkeypatch, "4.0 4.0 1.0 1.0 1.0\n4.0 4.0 3.0 3.0 3.0\n")
+    measured = meteor(["a", "b"], [["c", "d"]], "de", jar, baseline=["e", "f"], samples=200)
+    assert measured.interval == (0.25, 0.75)
+    assert measured.signature.endswith("|bs:200|seed:12345")
+    assert (measured.difference, measured.difference_interval, measured.p_value) == (0, (0, 0), 1)
+    assert (tmp_path / "arguments").read_text().count("-stdio") == 1  # all draws at once
 
 
 @pytest.mark.skipif(not SYSTEMS.is_dir(), reason="needs the outputs of WMT17 below NMLA_CORPORA")

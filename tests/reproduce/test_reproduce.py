@@ -153,6 +153,19 @@ def test_analysis_beside_the_scores_is_what_its_command_prints(made, capsys):
     assert sum(name.startswith("BLEU, ") for name in names) > 1
 
 
+def test_a_way_may_take_but_the_first_seed(tmp_path, digits):
+    beam = "tune: true, lm: true"
+    path = write_table(
+        tmp_path,
+        digits,
+        (beam, f"{beam}, first_seed: true"),
+        (", ways: [argmax]}\n- {name: CTC c", "}\n- {name: CTC c"),
+    )
+    wanted = stages(*load_table(path))
+    assert [seed for row, way, seed in wanted if (row, way) == ("CTC", "argmax")] == [1, 2]
+    assert [seed for row, way, seed in wanted if (row, way) == ("CTC", "tuned beam")] == [1]
+
+
 def test_meteor_is_measured_where_its_program_is(made, digits, tmp_path, monkeypatch, capsys):
     path = made[0].with_name("judged.yaml")
     path.write_text(made[0].read_text() + "meteor: de\n")
@@ -169,7 +182,13 @@ def test_meteor_is_measured_where_its_program_is(made, digits, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     assert numbers(reproduce(path, jobs=2)) == numbers(made[1])  # what it cannot do does not withhold the rest
     assert "METEOR gave no score: no memory" in capsys.readouterr().err
-    program.write_text("#!/bin/sh\necho 'Final score: 0.4326'\n")
+    lines = len((digits / "valid.txt").read_text().splitlines())
+    program.write_text(
+        f"""#!{sys.executable}
+import sys
+print("1 2 3 4 5\\n" * {lines} if "-ssOut" in sys.argv else ".4326\\n.4326", end="")
+"""
+    )
     text = reproduce(path, jobs=2)
     table = next(of for of in text.split("\n\n") if "| METEOR |" in of).split("\n")
     column = table[0].split(" | ").index("METEOR")

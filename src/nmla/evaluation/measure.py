@@ -1,8 +1,8 @@
 """All metrics of a system's outputs, with confidence intervals and a paired test against a baseline's."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ DIGITS = {"brevity penalty": 3, "length ratio": 3, "entropy": 3, "METEOR": 5}
 
 Lines = Sequence[str]
 References = Sequence[Sequence[str | None]]  # None where a sentence has fewer references
+Counts = npt.NDArray[np.float64]  # what a metric counts, a row for each sentence
+Score = Callable[[Counts], Sequence[float]]  # of each row, which is a sum over sentences
 
 
 @dataclass(frozen=True)
@@ -71,46 +73,37 @@ def measure(
 def _measure(
     name: str, metric: Any, hypotheses: Lines, references: References, baseline: Lines | None, samples: int
 ) -> Measured:
-    # What sacrebleu counts in each sentence; all scores are made from sums of it.
-    counts = metric._extract_corpus_statistics(hypotheses, references)
-    score, signature = metric._aggregate_and_compute(counts).score, str(metric.get_signature())
-    both = [counts]
-    difference = None
-    if baseline is not None:
-        both.append(metric._extract_corpus_statistics(baseline, references))
-        difference = score - metric._aggregate_and_compute(both[1]).score
-    if not samples:
-        return Measured(name, score, signature, difference=difference)
-    metric.n_bootstrap, metric.seed = samples, SEED  # for the signature
-    signature = str(metric.get_signature())
-    own, *others = _resampled(metric, both, samples)
-    if difference is None:
-        return Measured(name, score, signature, _interval(own))
-    differences = own - others[0]
-    # How often a difference strays from the mean one as far as the one that was found is from none.
-    strays = int((np.abs(differences - differences.mean()) >= abs(difference)).sum())
-    return Measured(
-        name,
-        score,
-        signature,
-        _interval(own),
-        difference,
-        _interval(differences),
-        (strays + 1) / (samples + 1),
-    )
+    def score_each(sums: Counts) -> list[float]:
+        return [metric._compute_score_from_stats(of).score for of in sums]
+
+    systems = [hypotheses] if baseline is None else [hypotheses, baseline]
+    counts = [np.array(metric._extract_corpus_statistics(of, references), np.float64) for of in systems]
+    if samples:
+        metric.n_bootstrap, metric.seed = samples, SEED  # for the signature
+    return compare(name, str(metric.get_signature()), score_each, counts, samples)
 
 
-def _resampled(metric: Any, systems: Sequence[Any], samples: int) -> npt.NDArray[np.float64]:
-    """``(systems, samples)``: the scores of the same draws of sentences."""
-    counts = [np.array(of, np.float64) for of in systems]
-    sentences = len(counts[0])
+def compare(name: str, signature: str, score_each: Score, counts: Sequence[Counts], samples: int) -> Measured:
+    """A metric's score of a system from what it counts in each sentence, beside a baseline's if that comes second."""
+    systems, sentences = len(counts), len(counts[0])
+    sums = [of.sum(0) for of in counts]
     generator = np.random.default_rng(SEED)
-    scores: list[list[float]] = [[] for _ in systems]
     for _ in range(samples):  # one at a time: all together would not fit where there are many sentences
         drawn = np.bincount(generator.choice(sentences, size=sentences), minlength=sentences).astype(np.float64)
-        for of, own in zip(scores, counts, strict=True):
-            of.append(metric._compute_score_from_stats(drawn @ own).score)
-    return np.array(scores)
+        sums += [drawn @ of for of in counts]  # the same sentences of both
+    (score, *others), *draws = np.array(score_each(np.stack(sums))).reshape(-1, systems)
+    difference = float(score - others[0]) if others else None
+    measured = Measured(name, float(score), signature, difference=difference)
+    if not samples:
+        return measured
+    own, *of_others = np.array(draws).T
+    measured = replace(measured, interval=_interval(own))
+    if difference is None:
+        return measured
+    differences = own - of_others[0]
+    # How often a difference strays from the mean one as far as the one that was found is from none.
+    strays = int((np.abs(differences - differences.mean()) >= abs(difference)).sum())
+    return replace(measured, difference_interval=_interval(differences), p_value=(strays + 1) / (samples + 1))
 
 
 def _interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -1,16 +1,17 @@
 """METEOR 1.5, by its own program: other implementations give other numbers."""
 
 import importlib.util
-import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from nmla.errors import NmlaError, UsageError
-from nmla.evaluation.measure import Lines, Measured, References
+from nmla.evaluation.measure import SEED, Counts, Lines, Measured, References, compare
 from nmla.text.lines import require_file
 
 # Paraphrase tables for other languages than English are not part of the program.
@@ -18,6 +19,9 @@ MODULES = {"cz": "exact", "en": "exact stem synonym paraphrase"}  # there is no 
 WITHOUT_TABLES = "exact stem"
 NORMALISED = ("cz", "de", "en", "es", "fr")  # languages that the program splits into words itself
 LANGUAGES = sorted([*NORMALISED, "da", "fi", "hu", "it", "nl", "no", "pt", "ro", "ru", "se", "tr"])
+# Runs of words in the same order, of the program's counts in a sentence. It takes them for none in its sum over
+# sentences where an output is its reference word by word.
+CHUNKS = -3
 PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
 
 
@@ -32,26 +36,60 @@ def find_meteor(language: str, jar: Path | None = None) -> Path:
     return jar
 
 
-def meteor(hypotheses: Lines, references: References, language: str, jar: Path | None = None) -> Measured:
-    """METEOR, from 0 to 1 as it is published, with punctuation normalised.
+def meteor(
+    hypotheses: Lines,
+    references: References,
+    language: str,
+    jar: Path | None = None,
+    *,
+    baseline: Lines | None = None,
+    samples: int = 0,
+) -> Measured:
+    """METEOR, from 0 to 1 as it is published, with punctuation normalised; intervals as of all metrics.
 
     Where the program cannot split a language's words, BLEU's splitting (13a) is taken, and the signature says so.
     """
     jar = find_meteor(language, jar)
     modules = MODULES.get(language, WITHOUT_TABLES)
     splitting, prepare = ("-norm", _one_line) if language in NORMALISED else ("-lower", _split)
-    with tempfile.TemporaryDirectory(prefix="nmla-") as directory:
-        outputs, targets = Path(directory) / "outputs", Path(directory) / "references"
-        outputs.write_text("".join(f"{prepare(line)}\n" for line in hypotheses), encoding="utf-8")
-        # A sentence's references follow each other, equally many of each: the first again adds nothing.
-        together = (line or first or "" for first, *rest in zip(*references, strict=True) for line in (first, *rest))
-        targets.write_text("".join(f"{prepare(line)}\n" for line in together), encoding="utf-8")
-        command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", str(jar), str(outputs), str(targets)]
-        command += ["-l", language, splitting, "-m", modules, "-r", str(len(references))]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    options = ["-l", language, splitting, "-m", modules]
+
+    def count(lines: Lines) -> Counts:
+        with tempfile.TemporaryDirectory(prefix="nmla-") as directory:
+            outputs, targets = Path(directory) / "outputs", Path(directory) / "references"
+            outputs.write_text("".join(f"{prepare(line)}\n" for line in lines), encoding="utf-8")
+            # A sentence's references follow each other, equally many of each: the first again adds nothing.
+            together = (of or first or "" for first, *rest in zip(*references, strict=True) for of in (first, *rest))
+            targets.write_text("".join(f"{prepare(line)}\n" for line in together), encoding="utf-8")
+            files = [str(outputs), str(targets)]
+            counts = np.array(_numbers(jar, [*files, *options, "-r", str(len(references)), "-ssOut"], len(lines)))
+        words, matched = counts[:, :2], counts[:, -2:]  # of output and reference
+        counts[(words == matched).all(1) & (counts[:, CHUNKS] == 1), CHUNKS] = 0
+        return counts
+
+    def score_each(sums: Counts) -> list[float]:
+        asked = "".join(f"EVAL ||| {' '.join(map(str, of))}\n" for of in sums.tolist())
+        # It tells the score of each sentence, of which there is one here, and that of all of them.
+        return [score for (score,) in _numbers(jar, ["-", "-", *options, "-stdio"], 2 * len(sums), asked)[1::2]]
+
     name = "meteor-1.5" if splitting == "-norm" else "meteor-1.5|tok:13a"
-    if found := re.search(r"^Final score:\s+([\d.]+(?:E-?\d+)?)", done.stdout, re.MULTILINE):
-        return Measured("METEOR", float(found[1]), f'{name}|-l {language} {splitting} -m "{modules}"')
+    signature = f'{name}|-l {language} {splitting} -m "{modules}"'
+    if samples:
+        signature += f"|bs:{samples}|seed:{SEED}"
+    counts = [count(lines) for lines in (hypotheses, baseline) if lines is not None]
+    return compare("METEOR", signature, score_each, counts, samples)
+
+
+def _numbers(jar: Path, arguments: Sequence[str], lines: int, given: str = "") -> list[list[float]]:
+    """What the program prints: as many lines of numbers."""
+    command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", str(jar), *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    try:
+        told = [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
+    except ValueError:
+        told = []
+    if len(told) == lines and len({len(of) for of in told}) == 1:
+        return told
     said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
     raise NmlaError(f"METEOR gave no score: {said[0]}")
 

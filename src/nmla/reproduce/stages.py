@@ -181,7 +181,7 @@ def stages(table: Table, recipes: Mapping[str, Recipe]) -> dict[tuple[str, str, 
         (row.name, name, seed): scoring(table, way, recipes[row.name], seed)
         for row in table.rows
         for name, way in table.ways_of(row, recipes[row.name])
-        for seed in table.seeds_of(row)
+        for seed in table.seeds_of(row)[: 1 if way.first_seed else None]
     }
 
 

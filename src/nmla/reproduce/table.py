@@ -28,6 +28,7 @@ class Way:
     tune: bool = False  # the blank penalty on the validation set, and with a beam the weights of its search
     lm: bool = False  # search with the table's language model
     teacher: bool = False  # the recipe's first teacher chooses among what was found
+    first_seed: bool = False  # of a row's seeds only the first, for what takes long
     # Model families that are decoded like this, other rows must name it; all by default.
     families: list[str] = field(default_factory=lambda: [*LOSSES])
 
