@@ -38,3 +38,15 @@ def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (README.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", sorted((README.parent / "docs" / "results").glob("*.md")), ids=lambda page: page.stem)
+def test_results_are_those_of_their_pages(page):
+    """A page is what `nmla reproduce` writes, and RESULTS.md shows tables of it as they are."""
+    whole = page.read_text(encoding="utf-8")
+    assert f"nmla reproduce recipes/tables/{page.stem}.yaml" in whole
+    results = (README.parent / "RESULTS.md").read_text(encoding="utf-8")
+    for section in re.split(r"^## ", results, flags=re.MULTILINE):
+        if f"(docs/results/{page.name})" in section:
+            for table in re.findall(r"(?:^\|.*\n)+", section, flags=re.MULTILINE):
+                assert table in whole
