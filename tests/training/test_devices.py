@@ -17,6 +17,7 @@ from nmla.config import MachineConfig
 from nmla.training.machine import explained, processes
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SMALL = (
     "model.d_model=16",
     "model.feed_forward=32",
@@ -73,9 +74,30 @@ def test_two_processes_reach_what_one_reaches_with_twice_the_accumulation(start,
 
 def test_torchrun_starts_the_processes(start, tmp_path):
     finish(start("alone", "machine.precision=float64", "train.accumulate=2", "finetune.accumulate=2"))
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    finish(start("shared", "machine.precision=float64", launcher=launcher))
+    finish(start("shared", "machine.precision=float64", launcher=TORCHRUN))
     assert difference(tmp_path / "alone", tmp_path / "shared") < 1e-10
+
+
+TELL_THREADS = """
+import atexit, os, sys
+
+@atexit.register  # before any other, so called after it
+def tell_threads():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    os.write(1, f"left: {names}\\n".encode())
+
+from nmla.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_no_thread_of_the_connection_outlives_the_training(start, tmp_path):
+    # One that lets go of its last tensor while Python ends aborts the process, though all is written.
+    (tmp_path / "tell_threads.py").write_text(TELL_THREADS)
+    out = finish(start("shared", launcher=TORCHRUN, module=(tmp_path / "tell_threads.py",)))
+    assert out.count("left:") == 2
+    assert "gloo" not in out
 
 
 def children(process):

@@ -1,6 +1,8 @@
 """Where a training runs: devices, processes, machines, and the signals that stop it."""
 
+import atexit
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -34,6 +36,8 @@ def start_fabric(machine: MachineConfig) -> Fabric:
             precision=PRECISIONS[machine.precision],  # type: ignore[arg-type]
         )
         fabric.launch()
+        if fabric.world_size > 1:
+            atexit.register(leave)
         if fabric.device.type == "cpu":
             reuse_memory()
             if machine.precision == "bf16" and not has_bf16() and fabric.is_global_zero:
@@ -41,6 +45,13 @@ def start_fabric(machine: MachineConfig) -> Fabric:
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"machine: must suit this machine, but: {' '.join(str(error).split())}") from None
     return fabric
+
+
+def leave() -> None:
+    """End the threads that connect the processes: one that lets go of a tensor while Python shuts down aborts all."""
+    gc.collect()  # a network that was shared keeps them alive
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def has_bf16() -> bool:
