@@ -1,3 +1,4 @@
+import io
 import os
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CORPORA
+from nmla.cli import main
 from nmla.errors import NmlaError, UsageError
 from nmla.evaluation.meteor import find_meteor, meteor
 from nmla.text.lines import read_lines
@@ -23,13 +25,14 @@ def fake_java(directory: Path, monkeypatch, counts: str = "", complaint: str = "
 import shutil, sys
 open("{directory}/arguments", "a").write(chr(10).join(sys.argv[1:] + [""]))
 sys.stderr.write({complaint!r})
-if sys.argv[5] == "-":
+first = sys.argv.index("-jar") + 2
+if sys.argv[first] == "-":
     for line in sys.stdin:
-        words, _, runs, *_ = map(float, line.removeprefix("EVAL ||| ").split())
-        print(runs / words, runs / words, sep=chr(10))
+        words, _, runs, *_ = map(float, line.removeprefix("SING ||| ").split())
+        print(runs / words)
 else:
-    shutil.copy(sys.argv[5], "{directory}/outputs")
-    shutil.copy(sys.argv[6], "{directory}/references")
+    shutil.copy(sys.argv[first], "{directory}/outputs")
+    shutil.copy(sys.argv[first + 1], "{directory}/references")
     print({counts!r}, end="")
 """
     )
@@ -65,7 +68,7 @@ def test_what_is_wrong_is_told(tmp_path, monkeypatch):
         meteor(["a"], [["b"]], "xx", jar)
     with pytest.raises(UsageError, match=r"none.jar: must be a file, but does not exist"):
         meteor(["a"], [["b"]], "de", tmp_path / "none.jar")
-    fake_java(tmp_path, monkeypatch, "2.0 2.0 1.0 1.0 1.0\n", "no stemmer\n at line 5\n")
+    fake_java(tmp_path, monkeypatch, "2.0 2.0 1.0 1.0 1.0\n", "Picked up OPTIONS\n\nno stemmer\n at line 5\n")
     with pytest.raises(NmlaError, match=r"METEOR gave no score: no stemmer$"):  # for a line has no counts
         meteor(["a", "b"], [["c", "d"]], "de", jar)
 
@@ -96,9 +99,22 @@ def test_sentences_are_drawn_anew(tmp_path, monkeypatch):
     assert (tmp_path / "arguments").read_text().count("-stdio") == 1  # all draws at once
 
 
+def test_score_tells_intervals_and_the_test_against_a_baseline(tmp_path, monkeypatch, capsys):
+    jar = fake_java(tmp_path, monkeypatch, "4.0 4.0 1.0 1.0 1.0\n4.0 4.0 3.0 3.0 3.0\n")
+    text = tmp_path / "text"
+    text.write_text("a\nb\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    options = ["--reference", str(text), "--baseline", str(text), "--meteor", "de", "--meteor-jar", str(jar)]
+    assert main(["score", *options]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("METEOR"))
+    assert "[0.25000, 0.75000]" in line
+    assert "p = 1.0" in line
+
+
 @pytest.mark.skipif(not SYSTEMS.is_dir(), reason="needs the outputs of WMT17 below NMLA_CORPORA")
 @pytest.mark.parametrize("system", PUBLISHED)
-def test_published_scores(system):
+def test_published_scores(system, monkeypatch):
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=de -Duser.country=DE")  # where one half is 0,5
     try:
         find_meteor("de")
     except UsageError as error:

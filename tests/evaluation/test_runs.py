@@ -53,6 +53,16 @@ def test_report_has_a_recipe_that_makes_each_model_anew(copy_run, tmp_path):
     assert (first.train, first.finetune) == (runs[0].recipe.train, None)
     assert (second.train, second.finetune) == (runs[0].recipe.train, runs[1].recipe.train)
     assert first.output != second.output
+
+    recipe, start = (tmp_path / "run" / "finetune" / name for name in ("recipe.yaml", "start.json"))
+    start.write_text(start.read_text().replace('"batches a step": 1', '"batches a step": 8'))  # by eight processes
+    (_, (_, *codes)) = report(find_runs([tmp_path / "run"]))[-1]
+    assert parse_recipe(codes[1].text).finetune.accumulate == 8
+    recipe.write_text(recipe.read_text().replace("seed: 1", "seed: 2"))  # which no one recipe has beside the first
+    (_, (_, *codes)) = report(find_runs([tmp_path / "run"]))[-1]
+    assert codes[1].folded.endswith("this stage alone: it began from run/train")
+    assert parse_recipe(codes[1].text).finetune is None
+
     shutil.rmtree(tmp_path / "run" / "train")
     (_, (_, code)) = report(find_runs([tmp_path / "run"]))[-1]
     assert "weights that are not here" in code.folded

@@ -20,8 +20,10 @@ WITHOUT_TABLES = "exact stem"
 NORMALISED = ("cz", "de", "en", "es", "fr")  # languages that the program splits into words itself
 LANGUAGES = sorted([*NORMALISED, "da", "fi", "hu", "it", "nl", "no", "pt", "ro", "ru", "se", "tr"])
 # Runs of words in the same order, of the program's counts in a sentence. It takes them for none in its sum over
-# sentences where an output is its reference word by word.
+# sentences where one run matches all words of output and reference.
 CHUNKS = -3
+# Its numbers and its small letters are those of the user's language otherwise.
+ENGLISH = ("-Duser.language=en", "-Duser.country=US")
 PACKAGE, JAR = "pycocoevalcap", "meteor/meteor-1.5.jar"
 
 
@@ -68,9 +70,8 @@ def meteor(
         return counts
 
     def score_each(sums: Counts) -> list[float]:
-        asked = "".join(f"EVAL ||| {' '.join(map(str, of))}\n" for of in sums.tolist())
-        # It tells the score of each sentence, of which there is one here, and that of all of them.
-        return [score for (score,) in _numbers(jar, ["-", "-", *options, "-stdio"], 2 * len(sums), asked)[1::2]]
+        asked = "".join(f"SING ||| {' '.join(map(str, of))}\n" for of in sums.tolist())
+        return [score for (score,) in _numbers(jar, ["-", "-", *options, "-stdio"], len(sums), asked)]
 
     name = "meteor-1.5" if splitting == "-norm" else "meteor-1.5|tok:13a"
     signature = f'{name}|-l {language} {splitting} -m "{modules}"'
@@ -82,7 +83,7 @@ def meteor(
 
 def _numbers(jar: Path, arguments: Sequence[str], lines: int, given: str = "") -> list[list[float]]:
     """What the program prints: as many lines of numbers."""
-    command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", str(jar), *arguments]
+    command = ["java", "-Xmx2G", "-Dfile.encoding=UTF-8", *ENGLISH, "-jar", str(jar), *arguments]
     done = subprocess.run(command, input=given, capture_output=True, encoding="utf-8", errors="replace", check=False)
     try:
         told = [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
@@ -90,8 +91,9 @@ def _numbers(jar: Path, arguments: Sequence[str], lines: int, given: str = "") -
         told = []
     if len(told) == lines and len({len(of) for of in told}) == 1:
         return told
-    said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
-    raise NmlaError(f"METEOR gave no score: {said[0]}")
+    said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    told_first = (line for line in said if not line.startswith("Picked up "))  # Java's word on its own settings
+    raise NmlaError(f"METEOR gave no score: {next(told_first, 'it said nothing')}")
 
 
 def _one_line(text: str) -> str:

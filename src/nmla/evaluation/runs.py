@@ -52,10 +52,15 @@ class Run:
     @property
     def whole(self) -> Recipe | None:
         """What makes it anew from random weights, the stage before it included, if all of that is known."""
-        output = f"runs/{self.name.replace('/', '-')}-anew"
-        if self.parent is not None and self.parent.began == "random":
-            return replace(self.parent.recipe, finetune=self.recipe.train, output=output)
-        return replace(self.recipe, output=output) if self.began == "random" else None
+        made = replace(self.recipe, output=f"runs/{self.name.replace('/', '-')}-anew")
+        if self.began == "random":
+            return made
+        if self.parent is None or self.parent.began != "random":
+            return None
+        before = replace(self.parent.recipe, output=made.output)
+        alike = replace(before, train=made.train, machine=made.machine) == made  # but for where they ran
+        same = alike and before.machine.precision == made.machine.precision
+        return replace(before, finetune=made.train) if same else None
 
     def line(self, event: str, value: str) -> list[tuple[float, float]]:
         """Steps, those before it included, and what was logged then."""
@@ -104,13 +109,17 @@ def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyTyp
     def add(directory: Path) -> Run:
         if directory not in whole:
             try:
-                began = str(json.loads((directory / "start.json").read_text(encoding="utf-8"))["weights"])
+                start = json.loads((directory / "start.json").read_text(encoding="utf-8"))
+                began, batches = str(start["weights"]), int(start["batches a step"])
             except (OSError, ValueError, KeyError, TypeError):
                 message = "must tell what a training began from, but does not"
                 raise DataError(f"{directory / 'start.json'}: {message}") from None
             parent = by_weights.get(began, directory)
             before = add(parent) if parent != directory else None
+            # As one process does it: how many there were, a launcher may have told.
             recipe = load_recipe(directory / "recipe.yaml")
+            machine = replace(recipe.machine, devices=1, nodes=1)
+            recipe = replace(recipe, machine=machine, train=replace(recipe.train, accumulate=batches))
             whole[directory] = Run(called[directory], directory, recipe, read_log(directory), began, before)
         return whole[directory]
 
@@ -147,7 +156,8 @@ def report(runs: Sequence[Run], test: Outcome | None = None, commands: Sequence[
     made: list[Block] = [Code("\n".join(commands))] if commands else []
     made.append("Each model: `nmla train recipe.yaml`, where recipe.yaml is what stands below under its name.")
     for run in runs:
-        of_stage = "" if run.whole else ", this stage alone: it began from weights that are not here"
+        before = run.parent.name if run.parent else "weights that are not here"
+        of_stage = "" if run.whole else f", this stage alone: it began from {before}"
         made.append(Code(recipe_yaml(run.whole or run.recipe), folded=f"{run.name}, recipe.yaml{of_stage}"))
     sections.append(("How it was made", made))
     return sections
