@@ -333,7 +333,7 @@ COMMANDS = {
             "--baseline": {
                 "metavar": "NAME",
                 "help": "what all are compared with, as the table calls it (default: the first autoregressive model "
-                "with beam 5, in int8 if that is measured, or else the first system)",
+                "with beam 5, in its faster compute type each time, or else the first system)",
             },
             "--batch-sizes": {**NUMBERS, "default": (1, 8, 32, 100, 400), "help": "(default: 1 8 32 100 400)"},
             "--threads": {**NUMBERS, "default": (1, 2), "help": "how many work on a batch (default: 1 2)"},

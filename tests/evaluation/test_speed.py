@@ -166,13 +166,26 @@ def test_who_is_only_measured_alone(world):
 
 
 def test_baseline(world):
-    systems = [world.system(name, steady(1), reference=name in "cd") for name in "abcd"]
+    systems = [world.system(name, steady(1), reference=name if name in "cd" else "") for name in "abcd"]
     settings = {"batch_sizes": [1], "turns": 1, "threads": [1]}
     assert measure_speed(systems, ["x"], **settings).baseline == "c"
     assert measure_speed(systems[:2], ["x"], **settings).baseline == "a"
     assert measure_speed(systems, ["x"], baseline="b", **settings).baseline == "b"
     with pytest.raises(UsageError, match="the baseline must be one of 'a', 'b', 'c', 'd', but is 'e'"):
         measure_speed(systems, ["x"], baseline="e", **settings)
+
+
+def test_the_faster_form_of_the_baseline_counts_each_time(world):
+    one = world.system("one", lambda of, size, threads: 2.0 if threads == 1 else 4.0, reference="teacher")
+    other = world.system("other", lambda of, size, threads: 3.0, reference="teacher")
+    systems = [world.system("rival", steady(1.0)), one, other]
+    speed = measure_speed(systems, ["x"], batch_sizes=[1, 2], threads=[1, 2], turns=1)
+    for name, ratios in (("rival", [2.0, 3.0]), ("one", [1.0, 0.75]), ("other", [2 / 3, 1.0])):
+        assert [figure(speed, name, threads=n).ratios for n in (1, 2)] == [(ratio,) for ratio in ratios]
+    assert "one or other, whichever is faster, in the same turn" in table(speed, "markdown")
+    drawn = "".join(ElementTree.fromstring(picture(speed)).itertext())
+    assert "whichever is faster = 1" in drawn
+    assert "other" in drawn
 
 
 @pytest.mark.parametrize(
@@ -298,10 +311,10 @@ def test_every_way_to_decode_is_a_system(models, digits):
         *written,
     ]
     assert {system.name for system in systems if system.alone} == {f"{name}, default mode" for name in ours}
-    assert {system.name for system in systems if system.reference} == {
-        f"{of} beam 5 int8" for of in ("teacher", "foreign")
+    assert {system.name: system.reference for system in systems if system.reference} == {
+        f"{of} beam 5 {kind}": f"{of} beam 5" for of in ("teacher", "foreign") for kind in ("float32", "int8")
     }
-    assert speed.baseline == "teacher beam 5 int8"
+    assert speed.baseline == "teacher beam 5 float32 or teacher beam 5 int8, whichever is faster"
     assert all(min(one.seconds) > 0 for one in speed.figures)
 
 
@@ -323,7 +336,7 @@ def test_systems_translate_as_their_models_do(models, said):
     finally:
         torch.set_num_threads(before)
     [(_, ours), (_, theirs)] = (
-        module._sequential(name, models[name], [2], "float32", True) for name in ("teacher", "foreign")
+        module._sequential(name, models[name], [2], "float32") for name in ("teacher", "foreign")
     )
     assert ours.seconds(texts, 1, 2) == Teacher(models["teacher"]).translate(texts)
     assert ours.seconds(texts, 3, 2) == theirs.seconds(texts, 3, 2)

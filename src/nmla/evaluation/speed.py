@@ -47,7 +47,7 @@ class System:
     lengths: Callable[[Texts], list[int]]  # the texts' source tokens
     longest: int  # the most source tokens that it takes in one piece
     alone: bool = False  # measured one sentence at a time only
-    reference: bool = False  # what others are compared with, unless another is named
+    reference: str = ""  # what others are compared with, unless another is named; its forms share this name
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def measure_speed(
     measured with the smallest and the largest batches that a third of the sentences fills.
     """
     check_settings(batch_sizes, threads, turns)
-    baseline = _baseline(systems, baseline)
+    forms = _baseline(systems, baseline)
     if not sources:
         raise DataError("there must be at least one sentence to translate, but there is none")
     sizes, thread_counts = sorted(set(batch_sizes)), sorted(set(threads))
@@ -124,16 +124,13 @@ def measure_speed(
     machine = describe_machine()  # before its load is our own
     taken = _take_turns(systems, sources, plan, groups, turns)
     return Speed(
-        baseline=baseline,
+        baseline=forms[0] if len(forms) == 1 else f"{' or '.join(forms)}, whichever is faster",
         turns=turns,
         sentences=len(sources),
         words=_words(sources, groups[ALL]),
         lengths={group: _ends([lengths[row] for row in rows]) for group, rows in groups.items()},
         machine=machine,
-        figures=[
-            _figure(key, of_turns, taken.get((baseline, *key[1:])), sources, groups[key[3]])
-            for key, of_turns in taken.items()
-        ],
+        figures=[_figure(key, taken, [(of, *key[1:]) for of in forms], sources, groups[key[3]]) for key in taken],
     )
 
 
@@ -151,17 +148,19 @@ def check_settings(batch_sizes: Sequence[int], threads: Sequence[int], turns: in
             raise UsageError(f"{name} must be at least 1, but there is {min(values)}")
 
 
-def _baseline(systems: Sequence[System], named: str | None) -> str:
+def _baseline(systems: Sequence[System], named: str | None) -> list[str]:
+    """The forms of what all are compared with: a form that suits few threads may be the slowest with many."""
     if not systems:
         raise UsageError("there must be at least one system to measure, but there is none")
     names = [system.name for system in systems]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"systems must have names of their own, but two are called {twice[0]!r}")
     if named is None:
-        return next((system.name for system in systems if system.reference), names[0])
+        reference = next((system.reference for system in systems if system.reference), None)
+        return [system.name for system in systems if system.reference == reference] or names[:1]
     if named not in names:
         raise UsageError(f"the baseline must be one of {', '.join(map(repr, names))}, but is {named!r}")
-    return named
+    return [named]
 
 
 def _groups(lengths: list[int]) -> dict[str, list[int]]:
@@ -241,18 +240,20 @@ def timed(translate: Translate, calls: Sequence[Texts], batch_size: int, threads
     return seconds
 
 
-def _figure(
-    key: Key, taken: list[list[float]], of_baseline: list[list[float]] | None, sources: Sequence[str], rows: list[int]
-) -> Figure:
-    seconds = tuple(map(sum, taken))
+def _figure(key: Key, taken: Taken, forms: Sequence[Key], sources: Sequence[str], rows: list[int]) -> Figure:
+    turns = taken[key]
+    baseline = [taken[form] for form in forms if form in taken]
+    seconds = tuple(map(sum, turns))
     # Of one sentence at a time the medians are compared, which are told: a sum is decided by a single hiccup.
-    typical = statistics.median if key[2] == 1 else sum
-    ratios = tuple(typical(theirs) / typical(own) for theirs, own in zip(of_baseline or (), taken, strict=False))
+    typical: Callable[[list[float]], float] = statistics.median if key[2] == 1 else sum
+    ratios = tuple(
+        min(map(typical, theirs)) / typical(own) for *theirs, own in zip(*baseline, turns, strict=True) if theirs
+    )
     medians: tuple[float, ...] = ()
     ninetieths: tuple[float, ...] = ()
     if key[2] == 1:
-        medians = tuple(1000 * statistics.median(of_turn) for of_turn in taken)
-        ninetieths = tuple(1000 * float(np.percentile(of_turn, 90)) for of_turn in taken)
+        medians = tuple(1000 * statistics.median(of_turn) for of_turn in turns)
+        ninetieths = tuple(1000 * float(np.percentile(of_turn, 90)) for of_turn in turns)
     return Figure(*key, len(rows), _words(sources, rows), seconds, ratios, medians, ninetieths)
 
 
@@ -291,8 +292,7 @@ def load_systems(
         for name, directory in directories.items():
             if (directory / MODEL).is_file() or read_config(directory)["model_type"] == "autoregressive":
                 for kind in compute_types:
-                    reference = kind == ("int8" if "int8" in compute_types else compute_types[0])
-                    host(_sequential, name, directory, sorted(set(threads)), kind, reference)
+                    host(_sequential, name, directory, sorted(set(threads)), kind)
             else:
                 host(_parallel, name, directory, search)
         yield systems
@@ -320,7 +320,7 @@ def _answer(system: int, what: str, *arguments: Any) -> Any:
     return getattr(_hosted[system], what)(*arguments)
 
 
-def _sequential(name: str, directory: Path, threads: Sequence[int], kind: str, reference: bool) -> list[System]:
+def _sequential(name: str, directory: Path, threads: Sequence[int], kind: str) -> list[System]:
     # One batch at a time, on all threads, as torch works. CTranslate2 can also give each thread a batch of its own,
     # but then a sentence that is alone has one thread, and of batches of 32 there are more than 32 at work.
     teachers = {n: Teacher(directory, compute_type=kind, workers=1, threads=n) for n in threads}
@@ -335,7 +335,7 @@ def _sequential(name: str, directory: Path, threads: Sequence[int], kind: str, r
             partial(timed, partial(translate, beam_size)),
             lambda texts: [len(one.source_tokens(text)) for text in texts],
             one.max_source_tokens,
-            reference=reference and beam_size == 5,
+            reference=f"{name} {search}" if beam_size == 5 else "",
         )
         for search, beam_size in SEARCHES.items()
     ]

@@ -59,7 +59,7 @@ def _markdown(speed: Speed) -> Iterator[str]:
         "Times and speeds: the best turn's (the worst's)."
     )
     yield (
-        f"Speed-ups: beside {speed.baseline} in the same turn, the median (lowest to highest); of batches of 1 by the "
+        f"Speed-ups: beside {speed.baseline}, in the same turn, the median (lowest to highest); of batches of 1 by the "
         "sentences' medians."
     )
     for threads in dict.fromkeys(one.threads for one in speed.figures):
@@ -132,12 +132,14 @@ def picture(speed: Speed) -> str:
     """An SVG of the speed-up by batch size, a panel for each number of threads."""
     sizes = sorted({one.batch_size for one in speed.figures})
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    # The baseline first: its line is the grey one.
-    for one in sorted(speed.figures, key=lambda one: (one.threads, one.system != speed.baseline)):
-        name = f"{one.system} = 1" if one.system == speed.baseline else one.system
+    baseline = f"{speed.baseline} = 1"
+    for one in speed.figures:
         if one.group == ALL and one.ratios:
-            lines = panels.setdefault(f"speed-up, {_on(one.threads)}", {})
-            lines.setdefault(name, []).append((one.batch_size, median(one.ratios)))
+            lines = panels.setdefault(f"speed-up, {_on(one.threads)}", {baseline: []})  # first: the grey line
+            if (one.batch_size, 1.0) not in lines[baseline]:
+                lines[baseline].append((one.batch_size, 1.0))
+            if one.system != speed.baseline:
+                lines.setdefault(one.system, []).append((one.batch_size, median(one.ratios)))
     if len(sizes) > 1:  # who was measured one sentence at a time only has no line
         panels = {
             title: {name: line for name, line in lines.items() if len(line) > 1} for title, lines in panels.items()
