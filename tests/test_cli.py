@@ -105,7 +105,7 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["report"].stdout == "report.html\n"
     assert "\nblanks\t" in examples["analyse"].stdout
     assert "\n| ctc argmax, default mode |" in examples["bench speed"].stdout
-    assert "beside ar beam 5 int8 in the same turn" in examples["bench speed"].stdout
+    assert "ar beam 5 float32 or ar beam 5 int8, whichever is faster" in examples["bench speed"].stdout
     assert examples["bench speed"].stderr == ""
     assert (desk / "speed.svg").read_text().startswith("<svg")
 

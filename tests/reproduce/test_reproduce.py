@@ -186,7 +186,7 @@ def test_meteor_is_measured_where_its_program_is(made, digits, tmp_path, monkeyp
     program.write_text(
         f"""#!{sys.executable}
 import sys
-print("1 2 3 4 5\\n" * {lines} if "-ssOut" in sys.argv else ".4326\\n.4326", end="")
+print("1 2 3 4 5\\n" * {lines} if "-ssOut" in sys.argv else ".4326", end="")
 """
     )
     text = reproduce(path, jobs=2)
