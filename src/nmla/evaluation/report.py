@@ -16,7 +16,7 @@ table { border-collapse: collapse; } th, td { padding: .3rem .8rem .3rem 0; text
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
 .numbers th { overflow-wrap: normal; } .numbers td { white-space: nowrap; } pre { overflow-x: auto; }
 .numbers td:first-child { min-width: 8rem; white-space: normal; overflow-wrap: normal; }
-.noted td:last-child { max-width: 24rem; white-space: normal; overflow-wrap: anywhere; }
+.noted td:last-child { min-width: 18rem; max-width: 24rem; white-space: normal; overflow-wrap: anywhere; }
 .text td { min-width: 9rem; overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }
@@ -24,6 +24,7 @@ mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; paddin
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } svg { break-inside: avoid; } }
 @media print { .wide { overflow: visible; } pre { overflow: visible; white-space: pre-wrap; font-size: 70%; } }
 @media print { table { font-size: 70%; } th, td { padding-right: .4rem; } .numbers th { overflow-wrap: anywhere; } }
+@media print { .noted th { overflow-wrap: break-word; } }
 """
 Points = Sequence[tuple[float, float]]
 
