@@ -50,7 +50,7 @@ STAGES = ("teacher-3/train", "teacher-5/train", "train", "finetune")
     ("override", "match"),
     [
         ("teacher.model.family=ctc", "teacher.model.family must be one of autoregressive, but is 'ctc'"),
-        ("teacher.train.loss=ctc", "teacher.train.loss must be one of cross_entropy, but is 'ctc'"),
+        ("teacher.train.loss=ctc", "sets, must be one of cross_entropy, but is 'ctc'"),
         ("teacher.compute_type=int4", "teacher.compute_type must be one of float32, int8, but is 'int4'"),
         ("teacher.beam_size=0", "teacher.beam_size must be from 1 to 10000, but is 0"),
         ("teacher.seeds=[]", r"teacher.seeds must be different numbers from 0 to 9223372036854775807, but is \[\]"),
