@@ -143,6 +143,8 @@ def run_score(args: argparse.Namespace) -> None:
         hypotheses = list(decode_lines(standard_input(), "stdin"))
         check_parallel(hypotheses, compared)
     samples = SAMPLES if args.intervals or baseline is not None else 0
+    if samples and len(hypotheses) == 1:
+        say("nmla score: a single sentence has no interval: drawn anew, it is always the same")
     measured = measure(hypotheses, references, baseline=baseline, samples=samples, tokenised=args.tokenised)
     if not args.tokenised and sum(line.endswith(" .") for line in hypotheses) >= SPLIT_ALREADY:
         say("nmla score: outputs seem to be split into tokens; join them, or count them as they are by --tokenised")
@@ -191,7 +193,7 @@ def run_tune(args: argparse.Namespace) -> None:
 
 def run_report(args: argparse.Namespace) -> None:
     from nmla.decoding.translator import Translator
-    from nmla.evaluation.analysis import EXAMPLES, analyse, check_vocabulary
+    from nmla.evaluation.analysis import EXAMPLES, analyse, check_settings, check_vocabulary
     from nmla.evaluation.document import write_document
     from nmla.evaluation.measure import check_parallel, read_references
     from nmla.evaluation.runs import Outcome, find_runs, report
@@ -205,6 +207,7 @@ def run_report(args: argparse.Namespace) -> None:
         raise UsageError(f"{args.output}: must end in .html or .md, but does not")
     if args.lm is not None and args.source is None:
         raise UsageError("--lm is for what models write, so --source and --reference must be given too, but are not")
+    check_settings(examples=args.examples)
     check_output(args.output)
     runs = find_runs(args.runs)
     fluency: dict[str, Any] = {}

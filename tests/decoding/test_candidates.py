@@ -101,6 +101,23 @@ def test_teacher_chooses(tokenizer, teacher, family):
     assert [one.text for one in own] != [one.text for one in chosen]
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_the_teacher_chose_has_the_models_own_opinion(tokenizer, teacher, fast):
+    model = build(tokenizer, "autoregressive")
+    told = Translator(model, tokenizer, teacher=teacher).translate_batch(
+        LINES, beam_size=4, num_hypotheses=4, return_scores=True, fast=fast
+    )
+    for line, best in zip(LINES, told, strict=True):
+        for one in (best, *best.alternatives) if line else ():
+            written = [tokenizer.id(token.piece) for token in one.tokens]
+            assert len(written) + 1 == one.positions
+            assert tokenizer.decode(written, join=False) == one.text
+            with torch.no_grad():
+                logits = model(*pad([[*tokenizer.encode(line), EOS]]), *pad([written])).logits[0]
+            probs = logits[: one.positions].softmax(-1)
+            assert one.entropy == pytest.approx(float(-(probs * probs.log()).sum()), rel=1e-4)
+
+
 def test_teacher_gives_the_same_bytes_in_any_company(tokenizer, teacher):
     translator = Translator(build(tokenizer, "fixed_length"), tokenizer, teacher=teacher)
     together = translator.translate_batch(LINES, beam_size=3, return_scores=True)

@@ -219,6 +219,13 @@ def test_json_may_be_compressed(tmp_path):
     assert (one.text, one.entropy, one.positions, one.blanks) == ("a", 1, 4, 2)
 
 
+@pytest.mark.parametrize("told", ['"text": "\\ud800", "entropy": 1', f'"text": "a", "entropy": 1{"0" * 400}'])
+def test_json_that_no_translation_is(tmp_path, told):
+    (tmp_path / "out.jsonl").write_text(f'{{{told}, "positions": 4, "blanks": 2}}\n')
+    with pytest.raises(DataError, match="jsonl:1: must be a translation"):
+        System.of_file("a", tmp_path / "out.jsonl")
+
+
 def test_precisions_are_not_smoothed():
     [report] = analyse([System("a", ["a x b y c z d"] * 3)], [["a b c d e f g"] * 3]).systems
     assert report.scores.precisions == (100 * 12 / 21, 0, 0, 0)
@@ -228,7 +235,21 @@ def test_a_sentence_may_have_fewer_references():
     outputs, references = ["a b c d", "e f g h"], [["a b c d", "x y"], [None, "e f g h"]]
     analysis = analyse([System("a", outputs), System("b", ["a", "b"])], references)
     assert analysis.systems[0].scores.bleu == pytest.approx(100)
-    assert {of.references for of in analysis.comparisons[0].lost} == {("a b c d",), ("x y", "e f g h")}
+    assert {of.references for of in analysis.comparisons[0].lost} == {("a b c d", None), ("x y", "e f g h")}
+    lines = [line.split("\t") for line in render(analysis, "tsv").split("\n\n")[1].split("\n")]
+    assert lines[0][4:] == ["reference", "reference 2", "a", "b"]
+    assert sorted(line[4:] for line in lines[1:]) == [
+        ["a b c d", "", "a b c d", "a"],
+        ["x y", "e f g h", "e f g h", "b"],
+    ]
+
+
+def test_the_first_reference_of_a_sentence_may_be_in_another_file():
+    gaps, full = [[None, "a b"], ["c d e", None]], [["c d e", "a b"]]
+    system = System("a", ["d c", "a"])
+    one, other = (analyse([system], references, bounds=(2,)) for references in (gaps, full))
+    assert one.reference == other.reference
+    assert one.systems == other.systems
 
 
 @pytest.mark.parametrize("penalty", [0.0, 4.0, -4.0])
@@ -239,10 +260,9 @@ def test_blanks_are_those_of_the_probabilities(copy_run, penalty, beam_size):
     lines = ["1 2 3", "", "4 4 4 4 5"]
     blanks = positions = 0
     for line in filter(None, lines):
-        scores = translator.probabilities(line).log()
-        scores[:, BLANK] -= penalty
-        blanks += int((scores.argmax(-1) == BLANK).sum())
-        positions += len(scores)
+        probs = translator.probabilities(line)
+        blanks += int((probs.argmax(-1) == BLANK).sum())
+        positions += len(probs)
     system = System.of_model("a", translator, lines)
     [report] = analyse([system], [lines]).systems
     assert report.blanks == blanks / positions

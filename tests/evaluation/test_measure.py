@@ -102,14 +102,31 @@ def test_published_scores(system):
     assert round(bleu.score, 2) == PUBLISHED[system]
 
 
-def test_a_blank_line_of_a_further_reference_is_none(tmp_path):
-    (tmp_path / "one").write_text("a b c d\n\n")
-    (tmp_path / "more").write_text("\na b c d e\n")
-    references = read_references([tmp_path / "one", tmp_path / "more"])
-    assert references == [["a b c d", ""], [None, "a b c d e"]]
-    outputs = ["a b c d", "a b c d e"]
-    assert measure(outputs, references)[0].score == pytest.approx(100)
-    assert "nrefs:var" in measure(outputs, references)[0].signature
+def test_a_blank_line_is_no_reference_where_there_is_another(tmp_path):
+    (tmp_path / "one").write_text("a b c d\n\n\nu\n")
+    (tmp_path / "more").write_text("\na b c d e\n \nv\n")
+    paths = [tmp_path / "one", tmp_path / "more"]
+    references = read_references(paths)
+    assert references == [["a b c d", None, "", "u"], [None, "a b c d e", None, "v"]]
+    assert read_references(paths[:1]) == [["a b c d", "", "", "u"]]
+    outputs = ["a b c d", "a b c", "", "v"]
+    one, other = (measure(outputs, read_references(of)) for of in (paths, paths[::-1]))
+    assert one == other
+    assert one[0].score < 100  # an empty reference would make the short output long enough
+    assert "nrefs:var" in one[0].signature
+
+
+def test_references_must_hold_text(tmp_path):
+    (tmp_path / "one").write_text("\n \n")
+    with pytest.raises(DataError, match="one: must hold text, but all lines are blank"):
+        read_references([tmp_path / "one"])
+
+
+def test_a_single_sentence_has_no_interval():
+    bleu, *_ = measure(["a b c d e"], [["a b c d e f"]], baseline=["a b"], samples=10)
+    assert bleu.difference > 0
+    assert (bleu.interval, bleu.difference_interval, bleu.p_value) == (None, None, None)
+    assert "95%" not in table([bleu], "tsv")
 
 
 def test_lists_must_be_equally_long(systems):

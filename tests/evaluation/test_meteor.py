@@ -50,6 +50,8 @@ def test_program_is_given_lines_and_options(tmp_path, monkeypatch):
     assert (tmp_path / "outputs").read_text() == "a\nb c\n"  # Java would end a line at U+2028
     assert (tmp_path / "references").read_text() == "d\nf\ne\ng\n"
     assert "-r\n2\n" in (tmp_path / "arguments").read_text()
+    meteor(["a", "b"], [[None, "e"], ["f", None]], "de", jar)
+    assert (tmp_path / "references").read_text() == "f\nf\ne\ne\n"
 
 
 def test_words_of_other_languages_are_split_for_the_program(tmp_path, monkeypatch):

@@ -130,8 +130,8 @@ def test_document_as_page_and_as_markdown():
 
 
 def test_text_is_shown_as_it_is():
-    table = Figures(["source"], [["a <!-- *b* `c` _d_ [e] |\u2028f"]], text=True)
-    assert "| a \\<!-- \\*b\\* \\`c\\` \\_d\\_ \\[e] \\| f |" in to_markdown("", [("", [table])])
+    table = Figures(["source"], [["a <!-- *b* `c` _d_ [e] |\u2028f &lt; ~~g~~"]], text=True)
+    assert "| a \\<!-- \\*b\\* \\`c\\` \\_d\\_ \\[e] \\| f \\&lt; \\~\\~g\\~\\~ |" in to_markdown("", [("", [table])])
     numbers = Figures(["system", "BLEU"], [["a_b", "1"]])
     assert "| a_b | 1 |" in to_markdown("", [("", [numbers])])
     page = to_html("", [("", [numbers, Figures(["measure", "note"], [["a", "b"]])])])
@@ -152,6 +152,8 @@ def test_equal_values_have_an_axis_around_them():
     svg = ElementTree.fromstring(curves({"BLEU": {"a": [(1, 100.0), (2, 100.0)]}}, "steps"))
     ticks = {float(text.text) for text in svg.findall("{*}text") if text.get("x") == "39"}
     assert min(ticks) < 100 < max(ticks)
+    svg = ElementTree.fromstring(curves({"BLEU": {"a": [(1, 0.0), (2, 0.0)]}}, "steps"))
+    assert "1" in {text.text for text in svg.findall("{*}text") if text.get("x") == "39"}
 
 
 def test_pictures_of_markdown_are_files(tmp_path):

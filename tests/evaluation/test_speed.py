@@ -163,6 +163,8 @@ def test_who_is_only_measured_alone(world):
     speed = measure_speed(systems, sentences(1, 2), batch_sizes=[1, 2], threads=[1], baseline="a, default mode")
     assert figure(speed, "a", 2).ratios == ()
     assert "| a | 2 (2 to 2) | – |" in table(speed, "markdown")
+    with pytest.raises(UsageError, match="batch sizes must hold 1, as a, default mode is measured one sentence"):
+        measure_speed(systems, sentences(1, 2), batch_sizes=[2], threads=[1], baseline="a, default mode")
 
 
 def test_baseline(world):

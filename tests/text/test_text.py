@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmla.errors import DataError, UsageError
-from nmla.text.lines import MAX_LINE_BYTES, bounded_line, open_text, read_lines
+from nmla.text.lines import BYTE_ORDER_MARK, MAX_LINE_BYTES, bounded_line, open_text, read_lines
 from nmla.text.tokenizer import _SPECIAL, BLANK, EOS, PAD, UNK, Tokenizer
 
 TEXT = ["the cat sat on the mat today", "a dog barks loudly at night"] * 20
@@ -69,6 +69,17 @@ def test_line_of_the_greatest_length_is_whole(tmp_path, size):
         line = bounded_line(file)
         assert len(line.removesuffix(b"\n")) == MAX_LINE_BYTES + size
         assert bounded_line(file) == b"y\n"
+
+
+@pytest.mark.parametrize("start", [b"", BYTE_ORDER_MARK])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_line_that_is_too_long_is_refused(tmp_path, start, end):
+    room = MAX_LINE_BYTES - len(start)
+    (tmp_path / "a").write_bytes(start + b"x" * room + end)
+    assert read_lines(tmp_path / "a") == ["x" * room]
+    (tmp_path / "a").write_bytes(start + b"x" * (room - 1) + "ü".encode() + end)
+    with pytest.raises(DataError, match="a:1: must have at most 1048576 bytes, but has more"):
+        read_lines(tmp_path / "a")
 
 
 def test_missing_file_and_directory_are_usage_errors(tmp_path):

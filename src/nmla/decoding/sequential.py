@@ -45,12 +45,15 @@ class SequentialDecoder:
             for of_one in written
         ]
         if settings.return_scores:
-            lengths = [len(sentence) for sentence in sentences]
-            alone = ([row] for row in range(len(sentences)))
-            for rows in batches(lengths, settings, lambda length: length) if settings.fast else alone:
-                told = self._opinions([sentences[row] for row in rows], [written[row][0] for row in rows])
-                for row, (uncertainty, tokens) in zip(rows, told, strict=True):
-                    translations[row][0] = replace(translations[row][0], entropy=uncertainty, tokens=tokens)
+            # Of all hypotheses: a teacher may choose any of them.
+            places = [(row, place) for row, of_one in enumerate(written) for place in range(len(of_one))]
+            lengths = [len(sentences[row]) for row, _ in places]
+            alone = ([i] for i in range(len(places)))
+            for some in batches(lengths, settings, lambda length: length) if settings.fast else alone:
+                among = [places[i] for i in some]
+                told = self._opinions([sentences[row] for row, _ in among], [written[row][of] for row, of in among])
+                for (row, of), (uncertainty, tokens) in zip(among, told, strict=True):
+                    translations[row][of] = replace(translations[row][of], entropy=uncertainty, tokens=tokens)
         return [replace(best, alternatives=tuple(others)) for best, *others in translations]
 
     def _text(self, of: Written) -> str:

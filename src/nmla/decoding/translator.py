@@ -24,7 +24,7 @@ from nmla.files import write_text
 from nmla.models.autoregressive import AutoregressiveTransformer
 from nmla.models.pretrained import DECODING, FILES, LANGUAGE_MODEL, load_model, save_model
 from nmla.models.transformer import ParallelTransformer, Transformer
-from nmla.text.tokenizer import EOS, Tokenizer
+from nmla.text.tokenizer import BLANK, EOS, Tokenizer
 
 MAX_SOURCE_TOKENS = 512  # longer input is translated in pieces: attention's memory grows with the square
 LINES_AT_ONCE = 1024  # of a stream: enough for full batches, few enough for flat memory
@@ -172,9 +172,11 @@ class Translator(ModelHubMixin):
 
     @torch.inference_mode()
     def probabilities(self, text: str) -> Tensor:
-        """``(T, V)``: what the model would say at each output position; for pictures and inspection."""
+        """``(T, V)``: what the model would say at each output position, under its blank penalty; for pictures."""
         source, lengths = pad([[*self.tokenizer.encode(text), EOS]])
-        return self.model(source, lengths).logits[0].softmax(-1)
+        logits_TV = self.model(source, lengths).logits[0]
+        logits_TV[:, BLANK] -= self.decoding.blank_penalty  # 0 of models that know no blank
+        return logits_TV.softmax(-1)
 
     def settings(self, **options: Any) -> Decoding:
         """This translator's decoding with these changes; refuses what it cannot do."""

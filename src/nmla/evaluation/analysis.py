@@ -1,7 +1,7 @@
 """What sets systems apart: scores by length and by n-gram, fluency, word order, and the sentences that differ most.
 
-Words are BLEU's: punctuation stands alone. With several references, lengths, repeats, perplexity and word order are
-those of the first, and BLEU and chrF take all.
+Words are BLEU's: punctuation stands alone. With several references, buckets, repeats, perplexity and word order are
+by the first that a sentence has, and all else takes all.
 """
 
 import math
@@ -19,7 +19,7 @@ from nmla.data.corpus import TOKENIZER
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.evaluation.measure import Lines, References, read_references
+from nmla.evaluation.measure import Lines, References, first_references, read_references
 from nmla.evaluation.score import Scores, mean_entropy, score
 from nmla.evaluation.systems import System
 from nmla.models.pretrained import CONFIG
@@ -78,7 +78,7 @@ class Report:
 class Example:
     line: int  # from 1
     source: str | None
-    references: tuple[str, ...]
+    references: tuple[str | None, ...]  # None where there is none
     baseline: str | None  # the first system's output
     output: str
     baseline_chrf: float | None  # of this sentence
@@ -122,7 +122,7 @@ def analyse_files(
     The tokenizer of the language model is that of the first model unless another is given. What can be found wrong
     without translating is found before.
     """
-    _check_settings(bounds, quantiles, examples)
+    check_settings(bounds, quantiles, examples)
     paths = _named_paths(systems)
     models = {name: path for name, path in paths.items() if path.is_dir()}
     for path in models.values():
@@ -178,14 +178,14 @@ def analyse(
 
     Args:
         systems: each has one output per sentence.
-        references: one or more lists of one translation per sentence; in all but the first None where there is none.
+        references: one or more lists of one translation per sentence; None where there is none.
         sources: for the examples.
         lm: a language model of the target language, for perplexity, with the `tokenizer` that it is of.
         bounds: longest references of all buckets but the last, in words (default: 20, 40, 60).
         quantiles: instead, into how many buckets to part the sentences, as equal as their lengths allow.
         examples: how many sentences are told that gained most, and that lost most.
     """
-    _check_settings(bounds, quantiles, examples)
+    check_settings(bounds, quantiles, examples)
     if not systems:
         raise UsageError("there must be at least one system to analyse, but there is none")
     if not references:
@@ -199,7 +199,7 @@ def analyse(
     if (lm is None) != (tokenizer is None):
         raise UsageError("a language model and its tokenizer must be given together, but one is missing")
 
-    first = [line or "" for line in references[0]]
+    first = first_references(references)
     target = words(first)
     lengths = [len(sentence) for sentence in target]
     ranges = _ranges(_quantiles(lengths, quantiles) if quantiles is not None else bounds or BOUNDS)
@@ -318,7 +318,7 @@ def _comparisons(
             Example(
                 line=row + 1,
                 source=sources[row] if sources is not None else None,
-                references=tuple(line for lines in references if (line := lines[row]) is not None),
+                references=tuple(lines[row] for lines in references),
                 baseline=baseline.outputs[row] if baseline else None,
                 output=system.outputs[row],
                 baseline_chrf=before[row] if before else None,
@@ -384,7 +384,8 @@ def _check_lines(named: Sequence[tuple[str, Sequence[str | None]]]) -> None:
         raise DataError("there must be at least one line to analyse, but there is none")
 
 
-def _check_settings(bounds: Sequence[int] | None, quantiles: int | None, examples: int) -> None:
+def check_settings(bounds: Sequence[int] | None = None, quantiles: int | None = None, examples: int = EXAMPLES) -> None:
+    """Refuse, before any long work, what cannot be told."""
     if bounds is not None and quantiles is not None:
         raise UsageError("there must be either bounds of buckets or quantiles, but both are given")
     if bounds is not None and (not bounds or bounds[0] < 1 or list(bounds) != sorted(set(bounds))):

@@ -139,7 +139,7 @@ def shown(comparison: Comparison, example: Example) -> list[tuple[str, str]]:
     """What is shown of a sentence, each with its name."""
     source = [("source", example.source)] if example.source is not None else []
     numbered = enumerate(example.references, start=1)
-    references = [("reference" if number == 1 else f"reference {number}", text) for number, text in numbered]
+    references = [("reference" if number == 1 else f"reference {number}", text or "") for number, text in numbered]
     baseline = [] if comparison.baseline is None else [(comparison.baseline, example.baseline or "")]
     return [*source, *references, *baseline, (comparison.name, example.output)]
 

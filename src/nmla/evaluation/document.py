@@ -86,7 +86,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: b
 
 def _literal(text: str) -> str:
     """Of anybody's text, nothing that Markdown would take for its own."""
-    return re.sub(r"([\\`*_<\[])", r"\\\1", " ".join(text.splitlines()))
+    return re.sub(r"([\\`*_<\[&~])", r"\\\1", " ".join(text.splitlines()))
 
 
 def write_document(path: Path, title: str, sections: Sequence[Section]) -> None:

@@ -94,7 +94,7 @@ def compare(name: str, signature: str, score_each: Score, counts: Sequence[Count
     (score, *others), *draws = np.array(score_each(np.stack(sums))).reshape(-1, systems)
     difference = float(score - others[0]) if others else None
     measured = Measured(name, float(score), signature, difference=difference)
-    if not samples:
+    if not samples or sentences == 1:  # of which all draws are the same
         return measured
     own, *of_others = np.array(draws).T
     measured = replace(measured, interval=_interval(own))
@@ -136,9 +136,20 @@ def _range(interval: tuple[float, float], digits: int) -> str:
 
 
 def read_references(paths: Sequence[Path]) -> list[list[str | None]]:
-    """The references of files, one a line; a blank line of any but the first says that there is none."""
-    first, *others = map(read_lines, paths)
-    return [[*first], *([line if line.strip() else None for line in lines] for lines in others)]
+    """The references of files, one a line; a blank line says that there is none, if another file has one."""
+    files = [read_lines(path) for path in paths]
+    if files[0] and not any(line.strip() for lines in files for line in lines):
+        raise DataError(f"{' and '.join(map(str, paths))}: must hold text, but all lines are blank")
+    references = [[line if line.strip() else None for line in lines] for lines in files]
+    for row, of_row in enumerate(zip(*references, strict=False)):  # who knows how many there must be counts them
+        if not any(of_row):
+            references[0][row] = ""
+    return references
+
+
+def first_references(references: References) -> list[str]:
+    """Of each sentence the first there is."""
+    return [next((of for of in of_one if of is not None), "") for of_one in zip(*references, strict=True)]
 
 
 def check_parallel(hypotheses: Lines, others: Sequence[tuple[str, Sequence[str | None]]], each: str = "output") -> None:

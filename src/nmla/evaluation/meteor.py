@@ -11,7 +11,7 @@ import numpy as np
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from nmla.errors import NmlaError, UsageError
-from nmla.evaluation.measure import SEED, Counts, Lines, Measured, References, compare
+from nmla.evaluation.measure import SEED, Counts, Lines, Measured, References, compare, first_references
 from nmla.text.lines import require_file
 
 # Paraphrase tables for other languages than English are not part of the program.
@@ -61,7 +61,8 @@ def meteor(
             outputs, targets = Path(directory) / "outputs", Path(directory) / "references"
             outputs.write_text("".join(f"{prepare(line)}\n" for line in lines), encoding="utf-8")
             # A sentence's references follow each other, equally many of each: the first again adds nothing.
-            together = (of or first or "" for first, *rest in zip(*references, strict=True) for of in (first, *rest))
+            of_all = zip(first_references(references), *references, strict=True)
+            together = (of or first for first, *of_one in of_all for of in of_one)
             targets.write_text("".join(f"{prepare(line)}\n" for line in together), encoding="utf-8")
             files = [str(outputs), str(targets)]
             counts = np.array(_numbers(jar, [*files, *options, "-r", str(len(references)), "-ssOut"], len(lines)))

@@ -25,6 +25,7 @@ mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; paddin
 @media print { .wide { overflow: visible; } pre { overflow: visible; white-space: pre-wrap; font-size: 70%; } }
 @media print { table { font-size: 70%; } th, td { padding-right: .4rem; } .numbers th { overflow-wrap: anywhere; } }
 @media print { .noted th { overflow-wrap: break-word; } }
+@media print { details::details-content { content-visibility: visible; block-size: auto; } }
 """
 Points = Sequence[tuple[float, float]]
 
@@ -129,6 +130,8 @@ def _panel(
 def _ticks(low: float, high: float) -> list[float]:
     """About five round numbers that span the values; from zero where that wastes little of the panel."""
     low = 0.0 if 0 < low < 0.4 * high else low
+    if low == high == 0:
+        high = 1.0
     if high - low < 1e-6 * abs(high):  # equal values stand in the middle
         low, high = low - 0.05 * abs(low), high + 0.05 * abs(high)
     rough = max(high - low, 1e-9) / 4

@@ -17,7 +17,7 @@ from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import Analysis
 from nmla.evaluation.analysis_table import by_system, cells, ends, rows, shown
 from nmla.evaluation.document import Block, Code, Figures, Picture, Section
-from nmla.evaluation.measure import References
+from nmla.evaluation.measure import References, first_references
 from nmla.evaluation.report import curves, heat_map
 from nmla.evaluation.systems import System
 from nmla.files import sha256
@@ -213,7 +213,7 @@ def _start(run: Run, parent: Run, value: str) -> list[tuple[float, float]]:
 
 def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
     """What each position wants to say, before the last fine-tuning and after, of the short source that gained most."""
-    sources, references = test.sources, [line or "" for line in test.references[0]]
+    sources, references = test.sources, first_references(test.references)
     outputs = {system.name: system.outputs for system in test.systems}
     pairs = [
         (run.parent, run)

@@ -114,6 +114,11 @@ def measure_speed(
     if not sources:
         raise DataError("there must be at least one sentence to translate, but there is none")
     sizes, thread_counts = sorted(set(batch_sizes)), sorted(set(threads))
+    if sizes[0] > 1 and all(system.alone for system in systems if system.name in forms):
+        raise UsageError(
+            f"batch sizes must hold 1, as {forms[0]} is measured one sentence at a time only, but the smallest is "
+            f"{sizes[0]}; name another baseline, or add 1"
+        )
     if sizes[-1] > len(sources):
         say(f"batches of {sizes[-1]} are not full: there are {len(sources)} sentences")
     if thread_counts[-1] > (found := cores()):

@@ -60,4 +60,8 @@ class System:
 def _is_translation(found: Any) -> bool:
     if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in TOLD.items()):
         return False
-    return math.isfinite(found["entropy"]) and 0 <= found["blanks"] <= found["positions"]
+    try:
+        found["text"].encode("utf-8")  # which half a surrogate pair has no place in
+        return math.isfinite(found["entropy"]) and 0 <= found["blanks"] <= found["positions"]
+    except (UnicodeEncodeError, OverflowError):
+        return False

@@ -29,10 +29,10 @@ DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, zstandard.Zstd
 def decode_lines(raw_lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
     """Decode lines as read from a binary file called `name`; `DataError` names the line that is not UTF-8."""
     for number, raw in enumerate(raw_lines, start=first):
+        if len(raw.removesuffix(b"\n")) > MAX_LINE_BYTES:
+            raise too_long(name, number)
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)  # it is not text
-        if len(raw) > MAX_LINE_BYTES + 1:
-            raise too_long(name, number)
         try:
             yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
