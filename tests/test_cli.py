@@ -393,7 +393,8 @@ def test_average_takes_only_what_belongs_together(examples, desk, tmp_path):
         ((desk / "nowhere",), 2, "nowhere: must be the directory of a model or a checkpoint, but is none"),
         (checkpoints, 2, "--model must tell which model the checkpoints belong to, but is not given"),
         ((model, other), 3, "must be a model of the same kind and vocabulary"),
-        ((*checkpoints, "--model", other), 3, "must fit the model"),
+        ((*checkpoints, "--model", other), 3, "must be a checkpoint of a model like"),
+        ((model, "--model", desk / "nowhere"), 2, "nowhere: must be a model directory, but holds no config.json"),
         ((model, desk / "corpora"), 3, "must be a sound model or checkpoint, but"),
     ):
         done = nmla("average", *arguments, "--output", tmp_path / "new", cwd=desk)

@@ -2,11 +2,12 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
 from nmla.data.synthetic import HEADLINE, generate
-from nmla.demo import demo, study
+from nmla.demo import _recipe, demo, study
 from nmla.demo_report import mark_invalid
 from nmla.errors import UsageError
 
@@ -74,6 +75,19 @@ def test_other_files_are_left_alone(tmp_path):
     with pytest.raises(UsageError, match="must be empty or an earlier demo"):
         demo(tmp_path)
     assert (tmp_path / "text" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("override", ["output=runs/other", "data.corpus=corpus", "teacher.beam_size=2"])
+def test_overrides_that_would_do_nothing_are_refused(tmp_path, override):
+    with pytest.raises(UsageError, match="must be of its model or training, but is"):
+        demo(tmp_path / "demo", [override])
+    assert not (tmp_path / "demo").exists()
+
+
+def test_control_is_without_what_only_ngrams_have():
+    recipe, control = _recipe(Path("demo"), ["finetune.recall_weight=2", "model.family=sctc", "train.loss=sctc"])
+    assert (recipe.finetune.loss, recipe.finetune.recall_weight) == ("ngram", 2)
+    assert (control.loss, control.recall_weight, control.steps) == ("sctc", 1, recipe.finetune.steps)
 
 
 def test_what_a_killed_demo_left_does_not_stop_the_next(quick):

@@ -241,6 +241,7 @@ def run_reproduce(args: argparse.Namespace) -> None:
 
 
 def run_average(args: argparse.Namespace) -> None:
+    from nmla.config import load_recipe
     from nmla.errors import DataError
     from nmla.files import new_directory
     from nmla.models.pretrained import CONFIG, load_model, save_model
@@ -251,7 +252,8 @@ def run_average(args: argparse.Namespace) -> None:
     for path in args.weights:
         if not path.is_dir():
             raise UsageError(f"{path}: must be the directory of a model or a checkpoint, but is none")
-    models = [path for path in (args.model, *args.weights) if path and (path / CONFIG).exists()]
+    own = [] if args.model is None else [args.model]
+    models = [*own, *(path for path in args.weights if (path / CONFIG).exists())]
     if not models:
         raise UsageError("--model must tell which model the checkpoints belong to, but is not given")
     loaded = [load_model(path) for path in models]
@@ -259,6 +261,10 @@ def run_average(args: argparse.Namespace) -> None:
     for path, (other, other_tokenizer) in zip(models, loaded, strict=True):
         if (other.config, other_tokenizer.model) != (model.config, tokenizer.model):
             raise DataError(f"{path}: must be a model of the same kind and vocabulary as {models[0]}, but is not")
+    for path in args.weights:
+        of_run = path.parent.parent / "recipe.yaml"  # families differ in what they compute, not in their weights
+        if path.parent.name == "checkpoints" and of_run.is_file() and load_recipe(of_run).model != model.config:
+            raise DataError(f"{path}: must be a checkpoint of a model like {models[0]}, but {of_run} has another")
     try:
         model.load_state_dict(average(args.weights))
     except RuntimeError:

@@ -99,7 +99,7 @@ class TrainConfig:
         for name in ("glance_from", "glance_to"):
             _check(0 <= getattr(self, name) <= 1, f"{name} must be in [0, 1]", getattr(self, name))
         for name in ("weight_decay", "patience", "ctc_weight"):
-            _check(getattr(self, name) >= 0, f"{name} must be at least 0", getattr(self, name))
+            _check(0 <= getattr(self, name) < math.inf, f"{name} must be at least 0 and finite", getattr(self, name))
         fits = all(weight >= 0 for weight in self.combine) and abs(sum(self.combine) - 1) < 1e-6
         _check(fits, "combine must hold weights of at least 0 that sum to 1", self.combine)
         if self.loss == "ddrs":
@@ -126,6 +126,8 @@ class TrainConfig:
             "exact_total",
         )
         _check_positive("a stage", self, but=zero)
+        for name in ("learning_rate", "recall_weight"):
+            _check(getattr(self, name) < math.inf, f"{name} must be a finite number", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        _check(bool(self.output), "output must name a directory", self.output)
         _check(0 <= self.seed < SEEDS, f"seed must be from 0 to {SEEDS - 1}", self.seed)
         for name, stage in (("train", self.train), ("finetune", self.finetune)):
             if stage is not None:
@@ -263,6 +266,8 @@ def parse_settings(schema: type[Schema], text: str, overrides: Sequence[str], na
         settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
     except MissingMandatoryValue as error:
         raise UsageError(f"{name}: {error.full_key} must be given, but is not") from None
+    except TypeError as error:  # such as a section in place of a list
+        raise UsageError(f"{name}: {str(error).splitlines()[0]}") from None
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise UsageError(f"{name}: {key}{str(error).splitlines()[0]}") from None

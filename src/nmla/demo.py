@@ -15,13 +15,13 @@ from typing import Any
 import sacrebleu
 import torch
 
-from nmla.config import DataConfig, Recipe, parse_recipe
+from nmla.config import DataConfig, Recipe, TrainConfig, parse_recipe
 from nmla.data.corpus import Corpus
 from nmla.data.prepare import prepare
 from nmla.data.synthetic import HEADLINE, ONE_MODE, THREE_ORDERS, Grammar, Sentence, generate
 from nmla.decoding.translator import Translator
 from nmla.demo_report import LEGEND, NAMES, Result, print_results, telling_sentence, write_report
-from nmla.errors import UsageError
+from nmla.errors import Stopped, UsageError
 from nmla.evaluation.runs import read_log
 from nmla.evaluation.score import mean_entropy
 from nmla.files import write_text
@@ -57,7 +57,7 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
     # How threads share a sum changes its rounding: with one, the figures are the same on every number of cores. Two are
     # hardly faster on matrices this small, and much slower as soon as something else is running.
     torch.set_num_threads(1)
-    recipe = _recipe(output, overrides)
+    recipe, control = _recipe(output, overrides)
     _clear(output)
     sentences = generate(grammar, TRAIN_PAIRS + VALID_PAIRS + TEST_PAIRS, recipe.seed)
     test = sentences[TRAIN_PAIRS + VALID_PAIRS :]
@@ -66,9 +66,12 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
     corpus = Corpus.load(output / "corpus")
 
     assert recipe.finetune is not None
-    start = train_stage(recipe, recipe.train, corpus, output / "ctc")
-    train_stage(recipe, replace(recipe.finetune, loss="ctc"), corpus, output / "ctc_continued", start=start)
-    train_stage(recipe, recipe.finetune, corpus, output / "nmla", start=start)
+    try:
+        start = train_stage(recipe, recipe.train, corpus, output / "ctc")
+        train_stage(recipe, control, corpus, output / "ctc_continued", start=start)
+        train_stage(recipe, recipe.finetune, corpus, output / "nmla", start=start)
+    except Stopped as stopped:
+        raise Stopped(stopped.exit_code - 128, f"{output}: stopped; the demo begins anew each time") from None
 
     outputs = {}
     results = []
@@ -89,11 +92,17 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
     return results
 
 
-def _recipe(output: Path, overrides: Sequence[str]) -> Recipe:
+def _recipe(output: Path, overrides: Sequence[str]) -> tuple[Recipe, TrainConfig]:
+    """The recipe, and the stage that NMLA is compared with: the same steps, of the first stage's loss."""
+    for override in overrides:
+        if override.partition("=")[0].split(".")[0] in ("output", "data", "teacher"):
+            raise UsageError(f"an override of the demo must be of its model or training, but is {override!r}")
     recipe = parse_recipe(RECIPE, overrides, name="demo")
     if recipe.finetune is None or recipe.finetune.loss != "ngram":
         raise UsageError("finetune.loss must be ngram: the demo compares it with CTC")
-    return replace(recipe, data=DataConfig(str(output / "corpus")), output=str(output))
+    # Without what only n-grams have.
+    control = replace(recipe.finetune, loss=recipe.train.loss, recall_weight=1.0, ctc_weight=0.0, references="each")
+    return replace(recipe, data=DataConfig(str(output / "corpus")), output=str(output)), control
 
 
 def _clear(output: Path) -> None:

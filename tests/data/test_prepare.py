@@ -22,7 +22,7 @@ from nmla.data.prepare import prepare
 from nmla.data.synthetic import HEADLINE, generate
 from nmla.data.workers import Workers
 from nmla.errors import DataError, NmlaError, UsageError
-from nmla.text.tokenizer import Tokenizer
+from nmla.text.tokenizer import UNK, Tokenizer
 
 PLAIN = [("one two three", "eins zwei drei"), ("two", "zwei"), ("three one", "drei eins")] * 10
 COMPRESS = {
@@ -272,6 +272,16 @@ def test_grouping_finds_equal_sources_anywhere(tmp_path, tokenizer, monkeypatch,
     assert counts["train_pairs"] + counts["train_duplicates"] == 60
 
 
+def test_pretokenised_text_may_hold_a_tab(tmp_path):
+    rows = [("a\tb c", "d e")] * 3
+    files = tmp_path / "a.en", tmp_path / "a.de"
+    for file, side in zip(files, zip(*rows, strict=True), strict=True):
+        file.write_text("".join(f"{line}\n" for line in side))
+    prepare(train=[files], valid=[files], output=tmp_path / "corpus", vocab_size=20, pretokenised=True)
+    tokenizer = Corpus.load(tmp_path / "corpus").tokenizer
+    assert tokenizer.encode("a\tb c") == [UNK, tokenizer.id("▁c")]
+
+
 def test_pretokenised_text_keeps_its_units_and_comes_back_joined(tmp_path):
     rows = [("the cap@@ ital &apos;s", "die Haupt@@ stadt"), ("Stadt@@ rat", "der R@@ at")] * 3
     files = write_pair(tmp_path, rows)
@@ -375,7 +385,8 @@ def test_wrong_files_are_refused(tmp_path, tokenizer, pair, names, message):
         ({"processes": 0}, "processes must be at least 1"),
         ({"bad": "keep"}, "bad must be drop or refuse, but is keep"),
         ({"train": []}, "train must have at least one pair of files"),
-        ({"vocab_size": 5, "pretokenised": True}, "vocab_size must be at least 6"),
+        ({"vocab_size": 5, "pretokenised": True}, "vocab_size must be from 6 to"),
+        ({"vocab_size": 99999999999}, "vocab_size must be from 6 to"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, pair, options, message):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from conftest import COPY_RECIPE
-from nmla.config import parse_recipe
+from nmla.config import load_recipe, parse_recipe
 from nmla.data.corpus import Corpus
 from nmla.decoding.translator import Translator
 from nmla.distillation.recipe import train_with_teachers
@@ -24,7 +24,7 @@ def recipe(digits, output, *overrides):
     return parse_recipe(COPY_RECIPE + TEACHER, [*settings, *overrides])
 
 
-def test_one_recipe_trains_teachers_distills_and_trains_the_student(digits, tmp_path):
+def test_one_recipe_trains_teachers_distills_and_trains_the_student(digits, tmp_path, capsys):
     """Two teachers, their translations as two references, DDRS, then n-gram matching; called again, all is there."""
     model = train_with_teachers(recipe(digits, tmp_path / "run"))
     assert model == tmp_path / "run" / "finetune" / "model"
@@ -41,6 +41,12 @@ def test_one_recipe_trains_teachers_distills_and_trains_the_student(digits, tmp_
 
     with pytest.raises(UsageError, match="corpus: was made by other teachers or in another way; remove it"):
         train_with_teachers(recipe(digits, tmp_path / "run", "teacher.beam_size=3"))
+    with pytest.raises(UsageError, match=r"corpus: began from .*teacher-3/train made, .*, but steps 20 -> 30; remove"):
+        train_with_teachers(recipe(digits, tmp_path / "run", "teacher.train.steps=30"))
+    assert load_recipe(tmp_path / "run" / "teacher-3" / "train" / "recipe.yaml").train.steps == 20
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'run' / 'teacher-5'}: a teacher\n" in told
+    assert f"corpus: targets by teachers {manifest['counts']['train_taught']}, of " in told
 
 
 STAGES = ("teacher-3/train", "teacher-5/train", "train", "finetune")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import nmla.training.loop as loop
 from conftest import copy_recipe, digits_corpus
-from nmla.config import DataConfig, Decoding, MachineConfig
+from nmla.config import DataConfig, Decoding, MachineConfig, load_recipe
 from nmla.decoding.translator import Translator, load_decoding, save_decoding
 from nmla.errors import DataError, NmlaError, Stopped, UsageError
 from nmla.files import locked
@@ -176,14 +176,29 @@ def test_fewer_steps_than_were_done_are_refused(digits, tmp_path):
     train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))
     with pytest.raises(UsageError, match="steps must be at least 3, which it has done, but is 2"):
         train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune=null"))
+    assert load_recipe(tmp_path / "train" / "recipe.yaml").train.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("train.steps=3", "steps 2 -> 3"),
+        ("train.patience=2", "patience 0 -> 2"),
+        ("train.final=best", "final last -> best"),
+    ],
+)
+def test_first_stage_stays_as_finetuning_began_from_it(digits, tmp_path, change, told):
+    settings = ("train.steps=2", "finetune.steps=2")
+    train(copy_recipe(digits, tmp_path, *settings))
+    before = weights(tmp_path / "train" / "model")
+    with pytest.raises(UsageError, match=f"finetune: began from .*, which must keep its settings, but {told}; remove"):
+        train(copy_recipe(digits, tmp_path, *settings, change))
+    assert same(weights(tmp_path / "train" / "model"), before)
+    train(copy_recipe(digits, tmp_path, *settings))
 
 
 def test_finetuning_is_never_of_older_weights(digits, tmp_path):
     train(copy_recipe(digits, tmp_path, "train.steps=2", "finetune.steps=2"))
-    before = weights(tmp_path / "train" / "model")
-    with pytest.raises(UsageError, match="finetune: began from weights of 2 steps, and would not fit 3; remove it"):
-        train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune.steps=2"))
-    assert same(weights(tmp_path / "train" / "model"), before)
     train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune=null"))
     with pytest.raises(UsageError, match="began from other weights than there are now; remove it"):
         train(copy_recipe(digits, tmp_path, "train.steps=3", "finetune.steps=2"))

@@ -46,7 +46,7 @@ def learn_tokenizer(train: Sequence[tuple[Path, ...]], share: float, vocab_size:
         return Tokenizer.learn(chain([first], texts), vocab_size).model
     counts: Counter[str] = Counter()
     for text in chain([first], texts):
-        counts.update(text.split(" "))
+        counts.update(unit for unit in text.split(" ") if "\t" not in unit)  # which sentencepiece cannot learn
         if len(counts) > MAX_UNITS:
             raise DataError(
                 f"pretokenised text must have at most {MAX_UNITS} different units, but has more; is it split by BPE?"

@@ -9,8 +9,10 @@ from nmla.config import DataConfig, Recipe
 from nmla.data.workers import cores
 from nmla.distillation.distill import distill
 from nmla.errors import UsageError
+from nmla.progress import say
 from nmla.training.loop import train
 from nmla.training.machine import processes, start_fabric
+from nmla.training.run import refuse_other_weights
 
 
 def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
@@ -24,6 +26,9 @@ def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
     if teacher is None:
         return train(recipe, fabric)
     output = Path(recipe.output)
+    if (output / "corpus").exists():
+        for seed in teacher.seeds:
+            refuse_other_weights(output / f"teacher-{seed}" / "train", teacher.train, output / "corpus")
     models = []
     for seed in teacher.seeds:
         own = replace(
@@ -35,10 +40,12 @@ def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
             seed=seed,
             output=str(output / f"teacher-{seed}"),
         )
+        if fabric.is_global_zero:
+            say(f"{own.output}: a teacher")
         models.append(train(own, fabric))
     try:
         # Every process of the training joins in, so none has to wait long for another.
-        distill(
+        counts = distill(
             corpus=Path(recipe.data.corpus),
             teachers=models,
             output=output / "corpus",
@@ -53,4 +60,6 @@ def train_with_teachers(recipe: Recipe, fabric: Fabric | None = None) -> Path:
                 f"{output / 'corpus'}: was made by other teachers or in another way; remove it to make it anew"
             ) from error
         raise
+    if fabric.is_global_zero:
+        say(f"{output / 'corpus'}: targets by teachers {counts['train_taught']}, of {counts['train_pairs']}")
     return train(replace(recipe, teacher=None, data=DataConfig(str(output / "corpus"))), fabric)

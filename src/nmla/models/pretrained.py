@@ -55,7 +55,10 @@ def save_model(
     config = asdict(model.config)
     settings = {"model_type": config.pop("family"), "vocab_size": model.embedding.num_embeddings, **config}
     write_text(directory / CONFIG, json.dumps({**settings, "nmla": __version__}, indent=2) + "\n")
-    safetensors.torch.save_file(model.state_dict(), directory / WEIGHTS)
+    try:
+        safetensors.torch.save_file(model.state_dict(), directory / WEIGHTS)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None  # such as a full disk
     tokenizer.save(directory / TOKENIZER)
     write_text(directory / CARD, model_card(model, about or {}))
     write_manifest(directory, (name for name in FILES if name != MANIFEST))

@@ -15,6 +15,7 @@ PAD, UNK, BOS, EOS, BLANK = range(5)
 _WORD_START = "▁"
 _WORDS_LENGTH = 1 << 21  # how many letters of words are remembered, about; it takes some 50 MB
 _FEW = 64  # words: for a list sentencepiece starts a thread, which takes longer, and on a busy machine much longer
+MOST_TOKENS = 1 << 24
 _JOINER = re.compile("@@( |$)")
 _SPECIAL: dict[str, Any] = {
     "pad_id": PAD,
@@ -59,6 +60,7 @@ class Tokenizer:
     @classmethod
     def learn(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn byte-pair encoding from `lines`, which hold both languages: one vocabulary serves source and target."""
+        _check_size(vocab_size)
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -75,8 +77,7 @@ class Tokenizer:
     @classmethod
     def of_units(cls, counts: Mapping[str, int], vocab_size: int) -> "Tokenizer":
         """The most frequent units of text that is already split, each a token."""
-        if vocab_size <= BLANK + 1:
-            raise UsageError(f"vocab_size must be at least {BLANK + 2}, but is {vocab_size}")
+        _check_size(vocab_size)
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -144,6 +145,11 @@ class Tokenizer:
 
     def starts_word(self, token: int) -> bool:
         return self.piece(token).startswith(_WORD_START)
+
+
+def _check_size(vocab_size: int) -> None:
+    if not BLANK + 2 <= vocab_size <= MOST_TOKENS:
+        raise UsageError(f"vocab_size must be from {BLANK + 2} to {MOST_TOKENS}, but is {vocab_size}")
 
 
 def _vocabulary_error(vocab_size: int, message: str) -> Exception:

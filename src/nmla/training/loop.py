@@ -14,7 +14,7 @@ from nmla.config import Recipe, TrainConfig
 from nmla.data.corpus import Corpus
 from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
-from nmla.errors import DataError, NmlaError, Stopped, UsageError
+from nmla.errors import DataError, NmlaError, Stopped
 from nmla.evaluation.score import aligned, mean_entropy, score
 from nmla.files import locked, new_directory
 from nmla.models.layers import set_dropout
@@ -34,7 +34,7 @@ from nmla.training.feed import Examples, StepData, step_data
 from nmla.training.log import Log, Meter
 from nmla.training.machine import StopSignal, agreed, explained, on_one_process, start_fabric
 from nmla.training.objective import DIVERGED, batch_loss
-from nmla.training.run import begin_run, refuse_longer_first_stage
+from nmla.training.run import begin_run, refuse_other_weights
 from nmla.training.schedule import learning_rate
 
 LOG_EVERY = 10  # steps
@@ -46,7 +46,8 @@ def train(recipe: Recipe, fabric: Fabric | None = None) -> Path:
     """Run the recipe's stages and return the directory of the final model."""
     fabric = fabric or start_fabric(recipe.machine)
     corpus, output = Corpus.load(Path(recipe.data.corpus)), Path(recipe.output)
-    refuse_longer_first_stage(output, recipe)
+    if recipe.finetune is not None and numbered(output / "finetune" / "checkpoints"):
+        refuse_other_weights(output / "train", recipe.train, output / "finetune")
     with StopSignal() as stop:
         model = train_stage(recipe, recipe.train, corpus, output / "train", None, fabric, stop)
         if recipe.finetune is not None:
@@ -133,8 +134,6 @@ class _Run:
             if self.scaler is not None:
                 self.scaler.load_state_dict(self.progress.scale)
         self.saved = self.progress.step  # of the last checkpoint
-        if self.saved > stage.steps:
-            raise UsageError(f"{output}: steps must be at least {self.saved}, which it has done, but is {stage.steps}")
 
     def go_on(self, stop: StopSignal) -> None:
         """Take the steps that are left, to the last or until too many validations brought no gain."""

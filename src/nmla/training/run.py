@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmla.config import Recipe, load_recipe, recipe_yaml
+from nmla.config import Recipe, TrainConfig, load_recipe, recipe_yaml
 from nmla.data.corpus import content_hash
 from nmla.errors import UsageError
 from nmla.files import remove_leftovers, sha256, write_text
@@ -26,24 +26,32 @@ def begin_run(output: Path, recipe: Recipe, start: Path | None, devices: int) ->
         "corpus": content_hash(Path(recipe.data.corpus)),
         "batches a step": recipe.train.accumulate * devices,
     }
-    if numbered(output / "checkpoints"):  # else there is nothing to go on with
+    if done := numbered(output / "checkpoints"):  # else there is nothing to go on with
         _refuse_other_settings(output, recipe)
         _refuse_another_start(output, began)
+        if (steps := int(done[-1].name)) > recipe.train.steps:
+            raise UsageError(
+                f"{output}: steps must be at least {steps}, which it has done, but is {recipe.train.steps}"
+            )
     for directory in (output, output / "checkpoints", output / "best"):
         remove_leftovers(directory)
     write_text(output / "recipe.yaml", recipe_yaml(recipe))
     write_text(output / START, json.dumps(began, indent=2) + "\n")
 
 
-def refuse_longer_first_stage(output: Path, recipe: Recipe) -> None:
-    """More steps of a first stage would make weights that the second, already begun, did not begin from."""
-    if not (numbered(output / "finetune" / "checkpoints") and (output / "train" / "recipe.yaml").exists()):
+def refuse_other_weights(output: Path, stage: TrainConfig, after: Path) -> None:
+    """A stage that went on would lose the weights that what came after it, already begun, did begin from."""
+    if not (output / "recipe.yaml").exists():
         return
-    done = load_recipe(output / "train" / "recipe.yaml").train.steps
-    if recipe.finetune is not None and recipe.train.steps > done:
+    before = load_recipe(output / "recipe.yaml").train
+    names = ("steps", "patience", "final", *(["keep_last"] if stage.final == "average" else []))
+    changed = [
+        f"{name} {old} -> {new}" for name in names if (old := getattr(before, name)) != (new := getattr(stage, name))
+    ]
+    if changed:
         raise UsageError(
-            f"{output / 'finetune'}: began from weights of {done} steps, and would not fit {recipe.train.steps}; "
-            "remove it to train more before it"
+            f"{after}: began from what {output} made, which must keep its settings, but {', '.join(changed)}; "
+            f"remove {after} to go on before it"
         )
 
 
