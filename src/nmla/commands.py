@@ -94,8 +94,15 @@ def _translator(args: argparse.Namespace) -> "Translator":
     from nmla.decoding.translator import Translator
 
     translator = Translator.load(args.model, args.lm, args.teacher)
-    if args.lm is not None and not translator.settings(**_decoding(args)).alpha:
-        raise UsageError("--lm must come with a weight above 0, but alpha is 0; give --beam-size and --alpha, or tune")
+    if args.lm is not None:
+        if (family := translator.model.config.family) not in ("ctc", "sctc"):
+            raise UsageError(f"--lm is for the search of ctc and sctc models, but this is {family}")
+        settings = translator.settings(**_decoding(args))
+        if settings.beam_size == 1 or not settings.alpha:
+            raise UsageError(
+                "--lm must come with a search and a weight above 0, but beam_size is "
+                f"{settings.beam_size} and alpha {settings.alpha:g}; give --beam-size and --alpha, or tune"
+            )
     return translator
 
 

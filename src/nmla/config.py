@@ -20,6 +20,7 @@ MANY_REFERENCES = ("ngram", "combined", "bag", "ddrs")  # losses that can take s
 GLANCING = ("cross_entropy", "ctc", "sctc")  # losses that a model can glance under
 COMPUTE_TYPES = ("float32", "int8")  # of decoding by CTranslate2
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
+HIGHEST_PENALTY = 10_000  # of the blank: far beyond what any model would notice
 WIDEST_BEAM = 10_000  # memory is bounded
 SEEDS = 1 << 63  # there are so many
 TEXTS = ("output", "data.corpus")  # settings that hold any text
@@ -157,8 +158,9 @@ class Decoding:
             self.num_hypotheses,
         )
         _check(0 <= self.alpha < math.inf, "alpha must be at least 0", self.alpha)
-        for name in ("beta", "blank_penalty"):
-            _check(math.isfinite(getattr(self, name)), f"{name} must be a finite number", getattr(self, name))
+        _check(math.isfinite(self.beta), "beta must be a finite number", self.beta)
+        fits = abs(self.blank_penalty) <= HIGHEST_PENALTY
+        _check(fits, f"blank_penalty must be from -{HIGHEST_PENALTY} to {HIGHEST_PENALTY}", self.blank_penalty)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Yield an empty file beside `path` that replaces `path` when the block ends well, else disappears."""
+    _check_replaceable(path)
+    path = Path(os.path.realpath(path))  # of a link, what it leads to
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(descriptor)
@@ -51,11 +53,17 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def check_output(path: Path) -> None:
     """Refuse, before any long work, a file that could not be written after it."""
-    if path.is_dir():
-        raise UsageError(f"{path}: must be a file to write, but is a directory")
+    _check_replaceable(path)
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UsageError(f"{path}: must be in a directory that can be written to, but {nearest} cannot")
+
+
+def _check_replaceable(path: Path) -> None:
+    """A device such as /dev/null would become a file for everybody."""
+    if path.exists() and not path.is_file():
+        what = "a directory" if path.is_dir() else "a device or a pipe"
+        raise UsageError(f"{path}: must be a file to write, but is {what}")
 
 
 @contextmanager
@@ -173,10 +181,10 @@ def write_manifest(directory: Path, names: Iterable[str]) -> None:
     write_text(directory / MANIFEST, json.dumps({"sha256": hashes}, indent=2) + "\n")
 
 
-def verify_manifest(directory: Path) -> None:
-    """Raise ValueError unless every file is as it was when the manifest was written."""
+def verify_manifest(directory: Path, but: str = "") -> None:
+    """Raise ValueError unless every file, `but` one, is as it was when the manifest was written."""
     for name, expected in json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["sha256"].items():
-        if sha256(directory / name) != expected:
+        if name != but and sha256(directory / name) != expected:
             raise ValueError(f"the SHA-256 of {name} must be as in {MANIFEST}, but is not")
 
 

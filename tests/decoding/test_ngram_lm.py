@@ -313,6 +313,14 @@ def test_words_of_another_vocabulary_are_told(tmp_path, capfd):
     assert "hand.arpa: left out 2 n-grams, as 1 words are not in the vocabulary (such as foreign)" in told
 
 
+def test_arpa_over_words_is_refused(tmp_path):
+    text = "\\data\\\nngram 1=3\n\n\\1-grams:\n-0.5\tHaus\n-1\t</s>\n-99\t<s>\n\n\\end\\\n"
+    with pytest.raises(
+        DataError, match="must be over the model's tokens, but has none of them, only others such as Haus"
+    ):
+        arpa(tmp_path, text)
+
+
 def test_arpa_without_unk_or_backoffs(tmp_path):
     text = "\\data\\\nngram 1=2\n\n\\1-grams:\n-0.5\t▁a\n-1\t</s>\n\n\\end\\\n"
     lm = arpa(tmp_path, text)

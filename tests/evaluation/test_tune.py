@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import nmla
+from nmla.cli import main
 from nmla.config import Decoding
 from nmla.decoding.lm_train import train_lm
 from nmla.decoding.ngram_lm import NgramLM
@@ -83,6 +84,22 @@ def test_command_keeps_what_it_found(copy_run, digits, lm, tmp_path):
     assert f"{settings.beam_size}\t{settings.blank_penalty:g}\t{settings.alpha:g}\t{settings.beta:g}" in best
     assert settings.blank_penalty > -30
     assert (model / "language.lm").exists() == (settings.alpha > 0)
+
+
+def test_language_model_that_would_do_nothing_is_refused(copy_run, digits, lm, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(copy_run / "train" / "model", model)
+    (model / "decoding.json").write_text('{"beam_size": 4, "alpha": 0.3}')
+    (model / "language.lm").write_bytes(lm.read_bytes())
+    command = ["translate", "--model", model, digits / "valid.txt", "--lm", lm, "--beam-size", "1"]
+    assert main([*map(str, command)]) == 2
+    assert "--lm must come with a search and a weight above 0, but beam_size is 1" in capsys.readouterr().err
+
+
+def test_beam_that_is_too_wide_is_refused_at_once(copy_run, lines):
+    translator = nmla.load(copy_run / "train" / "model")
+    with pytest.raises(UsageError, match="beam_size must be at most 10000, but is 20000"):
+        tune(translator, None, [lines], beam_size=20000)
 
 
 def test_only_ctc_models_are_tuned(copy_run, lines):

@@ -1,14 +1,17 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from nmla.config import ModelConfig
+from nmla.config import Decoding, ModelConfig
 from nmla.data.corpus import Corpus
+from nmla.decoding.lm_train import train_lm
 from nmla.decoding.translator import Translator
 from nmla.errors import DataError, UsageError
-from nmla.models.pretrained import FAMILIES, FILES, build_model, load_model, save_model
+from nmla.models.pretrained import CARD, FAMILIES, FILES, build_model, load_model, save_model
+from nmla.text.tokenizer import Tokenizer
 
 SMALL = ModelConfig(d_model=32, heads=4, feed_forward=64, encoder_layers=1, decoder_layers=1)
 
@@ -32,7 +35,7 @@ def test_saved_model_loads_as_it_was(family, tokenizer, tmp_path):
     assert "- loss: some loss" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name != CARD])
 def test_whatever_is_damaged_is_told(name, tokenizer, tmp_path):
     save_model(build_model(SMALL, tokenizer.vocab_size), tokenizer, tmp_path)
     damaged = tmp_path / name
@@ -85,6 +88,43 @@ def test_translator_saves_pushes_and_comes_back(copy_run, tmp_path, monkeypatch)
     monkeypatch.setattr(huggingface_hub.hub_mixin, "HfApi", Hub)
     translator.push_to_hub("me/model")
     assert pushed == {"me/model": sorted(FILES)}
+
+
+def test_card_may_be_edited_and_is_kept(copy_run, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(copy_run / "train" / "model", model)
+    (model / "README.md").write_text("# Mine\n")
+    Translator.load(model).save_pretrained(tmp_path / "other")
+    assert (tmp_path / "other" / "README.md").read_text() == "# Mine\n"
+    (model / "README.md").unlink()
+    assert Translator.load(model).card is None
+
+
+def test_translator_is_saved_over_itself(copy_run, tmp_path):
+    model, text = tmp_path / "model", tmp_path / "text"
+    shutil.copytree(copy_run / "train" / "model", model)
+    text.write_text("1 2 3\n4 5 6\n" * 20)
+    tokenizer = Tokenizer.load(model / "tokenizer.model")
+    train_lm([text], tokenizer, model / "language.lm", 2)
+    translator = Translator.load(model)
+    translator.decoding = Decoding(beam_size=2, alpha=0.3)
+    before = translator.lm.score([6, 7])
+    translator.save_pretrained(model)
+    again = Translator.load(model)
+    assert again.lm.score([6, 7]) == before != 0
+    assert again.decoding == translator.decoding
+    again.decoding, again.lm = Decoding(), None
+    again.save_pretrained(model)
+    assert Translator.load(model).decoding == Decoding()
+    assert not (model / "language.lm").exists()
+
+
+def test_from_pretrained_takes_what_load_takes(copy_run):
+    model = copy_run / "train" / "model"
+    with pytest.raises(UsageError, match="lm: must be a file, but does not exist"):
+        Translator.from_pretrained(model, lm=model / "lm")
+    with pytest.raises(UsageError, match="takes lm, teacher and how to download, but not beam_size"):
+        Translator.from_pretrained(model, beam_size=4)
 
 
 def test_files_are_as_private_as_others(copy_run):

@@ -17,7 +17,7 @@ from nmla.errors import DataError
 from nmla.files import new_file
 from nmla.progress import progress_bar, say
 from nmla.text.lines import open_text
-from nmla.text.tokenizer import BOS, UNK, Tokenizer
+from nmla.text.tokenizer import BLANK, BOS, UNK, Tokenizer
 
 LARGEST = 1e30  # back-off that float32 can hold, in any unit
 LINES_AT_ONCE = 1 << 16
@@ -145,6 +145,11 @@ class _Reader:
             pass
         sizes = self._sizes()
         orders = [self._ngrams(order, size, len(sizes)) for order, size in enumerate(sizes, start=1)]
+        if self.skipped and not (orders[0][0] > BLANK).any():
+            raise DataError(
+                f"{self.path}: must be over the model's tokens, but has none of them, only others such as "
+                f"{min(self.foreign).decode('utf-8', errors='replace')}; nmla lm train makes one over tokens"
+            )
         if self.skipped:
             say(
                 f"{self.path}: left out {self.skipped} n-grams, as {len(self.foreign)} words are not in the vocabulary "

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from nmla.decoding.sequential import SequentialDecoder
 from nmla.decoding.teacher import Teacher
 from nmla.decoding.translation import Token, Translation
 from nmla.errors import DataError, UsageError
-from nmla.files import write_text
+from nmla.files import new_file, write_text
 from nmla.models.autoregressive import AutoregressiveTransformer
-from nmla.models.pretrained import DECODING, FILES, LANGUAGE_MODEL, load_model, save_model
+from nmla.models.pretrained import CARD, DECODING, FILES, LANGUAGE_MODEL, load_model, save_model
 from nmla.models.transformer import ParallelTransformer, Transformer
 from nmla.text.tokenizer import BLANK, EOS, Tokenizer
 
@@ -56,6 +57,7 @@ class Translator(ModelHubMixin):
         self.decoding = decoding or Decoding()  # what is done unless a call says otherwise
         self.lm = lm  # for beam search
         self.teacher = teacher  # chooses among the `beam_size` translations that are found
+        self.card: str | None = None  # what the model's own directory says of it
         if teacher is not None and teacher.pretokenised and not tokenizer.pretokenised:
             raise UsageError("the teacher of a model for raw text must take raw text, but wants it split already")
         if isinstance(model, AutoregressiveTransformer):
@@ -80,20 +82,33 @@ class Translator(ModelHubMixin):
         rescorer = None
         if teacher is not None:
             rescorer = Teacher(Path(teacher), workers=torch.get_num_threads())
-        return cls(model.eval(), tokenizer, load_decoding(directory), language_model, rescorer)
+        translator = cls(model.eval(), tokenizer, load_decoding(directory), language_model, rescorer)
+        if (directory / CARD).is_file():
+            translator.card = (directory / CARD).read_text(encoding="utf-8", errors="replace")
+        return translator
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_model(self.model, self.tokenizer, save_directory)
+        if self.card is not None:
+            write_text(save_directory / CARD, self.card)
+        (save_directory / DECODING).unlink(missing_ok=True)
         if self.decoding != Decoding():
             save_decoding(self.decoding, save_directory)
-        if self.lm is not None:
-            self.lm.save(save_directory / LANGUAGE_MODEL, self.tokenizer)
+        if self.lm is None:
+            (save_directory / LANGUAGE_MODEL).unlink(missing_ok=True)
+        else:
+            with new_file(save_directory / LANGUAGE_MODEL) as aside:  # the one that is there may be this very one
+                self.lm.save(aside, self.tokenizer)
 
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, **download: Any) -> "Translator":
+    def _from_pretrained(
+        cls, *, model_id: str, lm: str | Path | None = None, teacher: str | Path | None = None, **download: Any
+    ) -> "Translator":
+        if unknown := download.keys() - signature(snapshot_download).parameters.keys():
+            raise UsageError(f"from_pretrained takes lm, teacher and how to download, but not {min(unknown)}")
         if not Path(model_id).is_dir():
             model_id = snapshot_download(model_id, allow_patterns=[*FILES, DECODING, LANGUAGE_MODEL], **download)
-        return cls.load(model_id)
+        return cls.load(model_id, lm, teacher)
 
     def translate(self, text: str, **options: Any) -> str:
         return self.translate_batch([text], **options)[0].text
@@ -190,7 +205,7 @@ class Translator(ModelHubMixin):
         family = self.model.config.family
         for name in ("blank_penalty", "alpha", "beta"):
             if getattr(settings, name) and family not in ("ctc", "sctc"):
-                raise UsageError(f"{name} of a {family} model must be 0, but is {getattr(settings, name)}")
+                raise UsageError(f"{name} of {family} models must be 0, but is {getattr(settings, name)}")
         if settings.beam_size == 1 and self.teacher is not None:
             raise UsageError("beam_size must be above 1, so that a teacher has something to choose from, but is 1")
         if settings.alpha and self.lm is None:

@@ -70,8 +70,7 @@ def tune(
     blank penalty is tuned without search first, and of it only that best and none are tried with it. While the best has
     the last weight of the length, `betas` go on, by steps that double.
     """
-    if beam_size < 1:
-        raise UsageError(f"beam_size must be at least 1, but is {beam_size}")
+    Decoding(beam_size=beam_size)  # refuses, before the long work, what cannot be
     if any(low >= high for low, high in pairwise(betas)):
         raise UsageError(f"betas must grow, but are {', '.join(map(str, betas))}")
     base = replace(translator.decoding, beam_size=1, num_hypotheses=1, alpha=0.0, beta=0.0, return_scores=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmla.errors import DataError
 from nmla.files import new_directory, remove_directory, verify_manifest, write_manifest, write_text
-from nmla.models.pretrained import WEIGHTS
+from nmla.models.pretrained import CARD, WEIGHTS
 from nmla.progress import say
 from nmla.training.feed import Place
 
@@ -94,7 +94,7 @@ def average(directories: Sequence[Path]) -> dict[str, Tensor]:
     types: dict[str, torch.dtype] = {}
     for directory in directories:
         try:
-            verify_manifest(directory)
+            verify_manifest(directory, but=CARD)
             weights = safetensors.torch.load_file(directory / WEIGHTS)
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise DataError(f"{directory}: must be a sound model or checkpoint, but: {error}") from None
