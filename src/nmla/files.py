@@ -183,7 +183,10 @@ def write_manifest(directory: Path, names: Iterable[str]) -> None:
 
 def verify_manifest(directory: Path, but: str = "") -> None:
     """Raise ValueError unless every file, `but` one, is as it was when the manifest was written."""
-    for name, expected in json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["sha256"].items():
+    manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("sha256"), dict):
+        raise ValueError(f"{MANIFEST} must hold the SHA-256 of its files, but holds none")
+    for name, expected in manifest["sha256"].items():
         if name != but and sha256(directory / name) != expected:
             raise ValueError(f"the SHA-256 of {name} must be as in {MANIFEST}, but is not")
 
