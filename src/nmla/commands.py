@@ -296,7 +296,8 @@ def run_lm_convert(args: argparse.Namespace) -> None:
 
 def run_bench_speed(args: argparse.Namespace) -> None:
     from nmla.errors import DataError
-    from nmla.evaluation.speed import check_settings, choose_sentences, load_systems, measure_speed
+    from nmla.evaluation.rivals import load_systems
+    from nmla.evaluation.speed import check_settings, choose_sentences, measure_speed
     from nmla.evaluation.speed_report import picture, table
     from nmla.files import check_output, write_text
     from nmla.progress import say

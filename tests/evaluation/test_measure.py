@@ -127,6 +127,7 @@ def test_a_single_sentence_has_no_interval():
     assert bleu.difference > 0
     assert (bleu.interval, bleu.difference_interval, bleu.p_value) == (None, None, None)
     assert "95%" not in table([bleu], "tsv")
+    assert "bs:" not in bleu.signature
 
 
 def test_lists_must_be_equally_long(systems):

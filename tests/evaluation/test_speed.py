@@ -16,9 +16,11 @@ from nmla.decoding.lm_train import train_lm
 from nmla.decoding.teacher import Teacher
 from nmla.decoding.translator import save_decoding
 from nmla.errors import DataError, UsageError
+from nmla.evaluation import rivals
 from nmla.evaluation import speed as module
 from nmla.evaluation.report import COLOURS, DASHES, curves
-from nmla.evaluation.speed import TURNS, System, choose_sentences, load_systems, measure_speed, timed
+from nmla.evaluation.rivals import load_systems
+from nmla.evaluation.speed import TURNS, System, choose_sentences, measure_speed, timed
 from nmla.evaluation.speed_report import picture, table
 from nmla.models.pretrained import build_model, load_model, save_model
 
@@ -323,22 +325,22 @@ def test_every_way_to_decode_is_a_system(models, digits):
 @pytest.fixture
 def said(monkeypatch):
     """What systems of this process translated, in place of how long it took."""
-    monkeypatch.setattr(module, "timed", lambda translate, *call: translate(*call))
+    monkeypatch.setattr(rivals, "timed", lambda translate, *call: translate(*call))
 
 
 def test_systems_translate_as_their_models_do(models, said):
     texts = ["1 2 3", "4", "5 6 7 8 9"]
     before = torch.get_num_threads()
     try:
-        [plain, _] = module._parallel("plain", models["plain"], {})
-        [*_, search, _] = module._parallel("tuned", models["tuned"], {})
+        [plain, _] = rivals._parallel("plain", models["plain"], {})
+        [*_, search, _] = rivals._parallel("tuned", models["tuned"], {})
         for system in (plain, search):
             assert [of.text for of in system.seconds(texts, 2, before + 1)] == texts
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
     [(_, ours), (_, theirs)] = (
-        module._sequential(name, models[name], [2], "float32") for name in ("teacher", "foreign")
+        rivals._sequential(name, models[name], [2], "float32") for name in ("teacher", "foreign")
     )
     assert ours.seconds(texts, 1, 2) == Teacher(models["teacher"]).translate(texts)
     assert ours.seconds(texts, 3, 2) == theirs.seconds(texts, 3, 2)
@@ -346,7 +348,7 @@ def test_systems_translate_as_their_models_do(models, said):
 
 def test_search_that_is_asked_for(models):
     def ways(**search):
-        _, found = module._ways("plain", models["plain"], **search)
+        _, found = rivals._ways("plain", models["plain"], **search)
         return {way: (of["beam_size"], of["alpha"]) for way, of in found.items()}
 
     assert ways() == {"argmax": (1, 0)}
@@ -375,9 +377,10 @@ def test_what_is_wrong_with_a_model_is_told(models, tmp_path):
             raise AssertionError
 
 
-def test_ctranslate2_keeps_its_threads_apart_from_those_of_torch():
+@pytest.mark.parametrize("name", ["speed", "rivals"])
+def test_ctranslate2_keeps_its_threads_apart_from_those_of_torch(name):
     """Which it does only if it was imported first."""
     code = (
-        "import sys, nmla.evaluation.speed; print(*(name for name in sys.modules if name in ('ctranslate2', 'torch')))"
+        f"import sys, nmla.evaluation.{name};print(*(name for name in sys.modules if name in ('ctranslate2', 'torch')))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "ctranslate2 torch\n"

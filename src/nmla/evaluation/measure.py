@@ -78,7 +78,7 @@ def _measure(
 
     systems = [hypotheses] if baseline is None else [hypotheses, baseline]
     counts = [np.array(metric._extract_corpus_statistics(of, references), np.float64) for of in systems]
-    if samples:
+    if samples and len(hypotheses) > 1:  # of one sentence there is no interval
         metric.n_bootstrap, metric.seed = samples, SEED  # for the signature
     return compare(name, str(metric.get_signature()), score_each, counts, samples)
 
