@@ -28,6 +28,7 @@ from nmla.reproduce.table import load_table
 TABLE = """
 title: Copying digits
 about: What the rows are.
+published: A paper's Table 1, on other digits.
 output: {output}
 test: {{source: {digits}/valid.txt, references: [{digits}/valid.txt]}}
 recipe: recipe.yaml
@@ -39,7 +40,7 @@ ways:
 baseline: CTC
 rows:
 - {{name: teacher, overrides: [model.family=autoregressive, train.loss=cross_entropy, finetune=null]}}
-- {{name: CTC, overrides: [finetune=null], seeds: [1, 2], ways: [argmax]}}
+- {{name: CTC, overrides: [finetune=null], seeds: [1, 2], published: {{argmax: 26.3}}, ways: [argmax]}}
 - {{name: CTC continued, overrides: [finetune.loss=ctc], ways: [argmax]}}
 - {{name: NMLA, overrides: [], control: CTC continued}}
 """
@@ -116,6 +117,14 @@ def test_a_row_is_tested_against_its_control_in_the_same_way(made, capsys):
     (bleu,) = [of for of in json.loads(capsys.readouterr().out) if of["name"] == "BLEU"]
     low, high = bleu["difference_interval"]
     assert cells[0] == f"{bleu['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def test_published_figures_stand_beside_those_that_were_found(made):
+    page = made[1].split("\n\n")
+    found = next(line for line in page[3].split("\n") if line.startswith("| CTC |")).split(" | ")[1]
+    place = next(i for i, of in enumerate(page) if of.startswith("| system | BLEU, argmax | published |"))
+    assert page[place].split("\n")[2:] == [f"| CTC | {found} | 26.30 |"]
+    assert page[place + 1] == "Published: A paper's Table 1, on other digits."
 
 
 def test_analysis_of_the_page_is_what_its_command_prints(made, capsys):
@@ -460,6 +469,14 @@ def test_test_set_is_looked_at_first(digits, tmp_path):
         (("baseline: CTC", "baseline: x"), "baseline must be one of teacher, CTC, CTC continued, NMLA, but is 'x'"),
         (("name: NMLA", "name: CTC"), "rows must have different names, but two are called 'CTC'"),
         (("ways: [argmax]", "ways: [best]"), "ways of 'CTC' must be among argmax, tuned beam, beam, but one is 'best'"),
+        (
+            ("published: {argmax", "published: {best"),
+            "published of 'CTC' must be among argmax, tuned beam, beam, but one",
+        ),
+        (
+            ("published: A paper's Table 1, on other digits.\n", ""),
+            "published must tell where the figure of 'CTC' stands",
+        ),
         (("lm: {", "lmm: {"), "there is no setting lmm; did you mean lm?"),
         (("{name: teacher,", "{nam: teacher,"), "there is no setting rows.0.nam; did you mean rows.0.name?"),
         (("recipe: recipe.yaml", ""), "a row must name a recipe, or the table one for all, but 'teacher' has none"),
@@ -481,7 +498,7 @@ def test_wrong_table_is_refused(digits, tmp_path, change, message):
 
 def test_ways_are_those_that_are_given(digits, tmp_path):
     path = write_table(tmp_path, digits)
-    text = path.read_text()
+    text = path.read_text().replace("published: {argmax: 26.3}, ", "")
     assert [*load_table(path)[0].ways] == ["argmax", "tuned beam", "beam"]
     path.write_text(re.sub(r"ways:\n(  .*\n)+", "", text).replace(", ways: [argmax]", ""))
     assert [*load_table(path)[0].ways] == ["argmax"]

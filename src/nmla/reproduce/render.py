@@ -63,6 +63,8 @@ def render(path: Path, table: Table, wanted: Wanted, missing: Sequence[Of], lm: 
     if beside:
         tests = {(f"{of[0]} beyond {other[0]}", of[1]): beyond(of, other) for of, other in beside.items()}
         blocks.append(_beyond(table, "BLEU, in the same way", tests))
+    if any(row.published for row in table.rows):
+        blocks += [_published(table, results), f"Published: {table.published.strip()}"]
     # What all are compared with comes first.
     shown = dict(sorted(shown.items(), key=lambda of: baseline is None or of[0] != baseline[0]))
     test, command = _test(table, shown, references, lm, root)
@@ -206,6 +208,20 @@ def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Measured])
     ways = [way for way in table.ways if any(of[1] == way for of in tests)]
     rows = [[row, *(cell(tests.get((row, way))) for way in ways)] for row in dict.fromkeys(row for row, _ in tests)]
     return Figures([title, *ways], rows)
+
+
+def _published(table: Table, results: Results) -> Figures:
+    """BLEU of the rows that have figures elsewhere, beside these."""
+    ways = [way for way in table.ways if any(way in row.published for row in table.rows)]
+    rows = []
+    for row in table.rows:
+        if row.published:
+            cells = [row.name]
+            for way in ways:
+                found = _spread([result["BLEU"] for of, result in results.items() if of[:2] == (row.name, way)])
+                cells += [found, _number(row.published.get(way), 2)]
+            rows.append(cells)
+    return Figures(["system", *(name for way in ways for name in (f"BLEU, {way}", "published"))], rows)
 
 
 def _details(results: Results) -> Figures:

@@ -51,6 +51,7 @@ class Row:
     seeds: list[int] = field(default_factory=list)  # (default: the table's)
     ways: list[str] = field(default_factory=list)  # (default: all that the model family can)
     control: str = ""  # a row that it is also tested against, in the same way (default: none)
+    published: dict[str, float] = field(default_factory=dict)  # BLEU elsewhere, by way of decoding
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Table:
     lm: LanguageModelConfig | None = None
     meteor: str = ""  # the target language, for METEOR where its program is installed (default: none)
     about: str = ""  # what the reader must know
+    published: str = ""  # where the rows' published figures stand, and what they are of
 
     def __post_init__(self) -> None:
         if not self.ways:
@@ -102,10 +104,13 @@ class Table:
             if row.control and (row.control not in names or row.control == row.name):
                 raise UsageError(f"control of {row.name!r} must be another row, but is {row.control!r}")
             _check_overrides(repr(row.name), row.overrides)
-            if unknown := [name for name in row.ways if name not in self.ways]:
-                raise UsageError(
-                    f"ways of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
-                )
+            for key, names_of_ways in (("ways", row.ways), ("published", row.published)):
+                if unknown := [name for name in names_of_ways if name not in self.ways]:
+                    raise UsageError(
+                        f"{key} of {row.name!r} must be among {', '.join(self.ways)}, but one is {unknown[0]!r}"
+                    )
+            if row.published and not self.published:
+                raise UsageError(f"published must tell where the figure of {row.name!r} stands, but is not given")
         if self.meteor and self.meteor not in LANGUAGES:
             raise UsageError(f"meteor must be one of {', '.join(LANGUAGES)}, but is {self.meteor!r}")
         if self.lm is None and (needs := [name for name, way in self.ways.items() if way.lm]):
