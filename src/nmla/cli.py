@@ -29,14 +29,21 @@ TOKENS: dict[str, Any] = {"nargs": "*", "default": (), "metavar": "TOKEN"}
 DECODING_OPTIONS: dict[str, dict[str, Any]] = {
     "--beam-size": {
         "type": int,
-        "help": "translations that a search weighs, or lengths that a fixed-length model tries (default: 1)",
+        "help": "translations that a search weighs, or lengths that a fixed-length model tries "
+        "(default: the model's own, or 1)",
     },
     "--teacher": {"type": Path, "help": "an autoregressive model that chooses among these (default: the model itself)"},
     "--num-hypotheses": {"type": int, "help": "translations that are told, in jsonl (default: 1)"},
     "--lm": {"type": Path, "help": "a language model for a CTC model's search (default: the model's own, if any)"},
-    "--alpha": {"type": float, "help": "its weight (default: 0)"},
-    "--beta": {"type": float, "help": "weight of the logarithm of the length in that search (default: 0)"},
-    "--blank-penalty": {"type": float, "help": "above 0, a CTC model's outputs get longer (default: 0)"},
+    "--alpha": {"type": float, "help": "its weight (default: the model's own, or 0)"},
+    "--beta": {
+        "type": float,
+        "help": "weight of the logarithm of the length in that search (default: the model's own, or 0)",
+    },
+    "--blank-penalty": {
+        "type": float,
+        "help": "above 0, a CTC model's outputs get longer (default: the model's own, or 0)",
+    },
 }
 LM_OPTIONS: dict[str, dict[str, Any]] = {
     "--tokenizer": {"type": Path, "required": True, "help": "a corpus, model or tokenizer.model: whose vocabulary"},
@@ -137,7 +144,10 @@ COMMANDS = {
         commands.run_average,
         {
             "weights": {"nargs": "+", "type": Path, "metavar": "DIR", "help": "model or checkpoint directories"},
-            "--model": {"type": Path, "help": "the model that the checkpoints belong to (default: the first DIR)"},
+            "--model": {
+                "type": Path,
+                "help": "what the checkpoints belong to (default: the first DIR that is a model)",
+            },
             "--output": {"type": Path, "required": True, "help": "the model directory to make"},
         },
     ),
@@ -351,7 +361,7 @@ COMMANDS = {
             },
             "--beam-size": {
                 "type": int,
-                "help": "also measure the others with a search of this size (default: their own, if any)",
+                "help": "also measure the others with a search of this size (default: their own; with --lm, else 20)",
             },
             "--alpha": DECODING_OPTIONS["--alpha"] | {"help": "its weight (default: the tuned one, or 0.3)"},
             "--beta": DECODING_OPTIONS["--beta"] | {"help": "weight of the length in it (default: the tuned one)"},

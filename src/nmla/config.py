@@ -85,7 +85,7 @@ class TrainConfig:
     validate_every: int = 1000  # steps between translating the validation set
     patience: int = 0  # stop after so many validations without a better BLEU (0: go on to the last step)
     checkpoint_every: int = 1000  # steps between checkpoints, from which a stopped run goes on
-    keep_last: int = 5  # checkpoints that are kept
+    keep_last: int = 5  # checkpoints that are kept, and at least two
     keep_best: int = 1  # models that are kept in best/, by validation BLEU
     final: str = "last"  # what model/ holds: the "last" weights, the "best", or the "average" of the kept checkpoints
 

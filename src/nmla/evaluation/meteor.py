@@ -76,7 +76,7 @@ def meteor(
 
     name = "meteor-1.5" if splitting == "-norm" else "meteor-1.5|tok:13a"
     signature = f'{name}|-l {language} {splitting} -m "{modules}"'
-    if samples:
+    if samples and len(hypotheses) > 1:  # of one sentence there is no interval
         signature += f"|bs:{samples}|seed:{SEED}"
     counts = [count(lines) for lines in (hypotheses, baseline) if lines is not None]
     return compare("METEOR", signature, score_each, counts, samples)

@@ -41,8 +41,8 @@ def ddrs_loss(
         collapse: ``"ctc"`` or ``"sctc"``.
 
     Returns:
-        ``(B,)`` losses per token; 0 for a sentence without any reference, and +inf, with gradient 0, where a reference
-        that has to be written (from progress 2/3 on: every one) is impossible.
+        ``(B,)`` losses per token; 0 for a sentence without any reference, and +inf, with gradient 0, where any of
+        them is impossible, or from progress 2/3 on only where all are.
 
     Example:
         >>> log_probs = torch.tensor([[[0.5, 0.4, 0.1]]]).log()  # one position: blank 0, or the word 1, or the word 2
