@@ -15,9 +15,11 @@ from nmla.losses import (
     collapse_path,
     combined_ngram_loss,
     cross_entropy_loss,
+    cross_entropy_loss_with_logits,
     ctc_loss,
     ctc_loss_with_logits,
     ddrs_loss,
+    ddrs_loss_with_logits,
     expected_length,
     expected_ngram_counts,
     expected_ngram_total,
@@ -47,7 +49,8 @@ SEVERAL = (
         "bag": lambda *arguments, blank: bag_of_ngrams_loss(*arguments),
     }
     | {
-        f"ddrs {collapse} {progress:.1f}": partial(ddrs_loss, progress=progress, collapse=collapse)
+        f"{name} {collapse} {progress:.1f}": partial(loss, progress=progress, collapse=collapse)
+        for name, loss in (("ddrs", ddrs_loss), ("ddrs with logits", ddrs_loss_with_logits))
         for collapse in ("ctc", "sctc")
         for progress in (0, 0.3, 0.8, 1)
     }
@@ -65,6 +68,8 @@ ONE_REFERENCE = {
 FIXED_LENGTH = {
     "cross entropy": lambda *arguments, blank: cross_entropy_loss(*arguments),
     "smoothed": lambda *arguments, blank: cross_entropy_loss(*arguments, label_smoothing=0.2),
+    "with logits": lambda *arguments, blank: cross_entropy_loss_with_logits(*arguments),
+    "smoothed with logits": lambda *arguments, blank: cross_entropy_loss_with_logits(*arguments, label_smoothing=0.2),
     "oaxe": lambda *arguments, blank: oaxe_loss(*arguments),
 }
 EVERY = SEVERAL | ONE_REFERENCE | FIXED_LENGTH
@@ -103,6 +108,37 @@ def test_gradcheck(name):
     arguments = (case.targets, case.input_lengths, case.target_lengths)
     assert EVERY[name](log_probs, *arguments, blank=case.blank).isfinite().all()
     assert torch.autograd.gradcheck(lambda x: EVERY[name](x, *arguments, blank=case.blank), log_probs)
+
+
+FROM_LOGITS = {
+    "cross entropy": (cross_entropy_loss, cross_entropy_loss_with_logits, {}),
+    "smoothed": (cross_entropy_loss, cross_entropy_loss_with_logits, {"label_smoothing": 0.2}),
+    **{
+        f"ddrs {progress:.1f}": (ddrs_loss, ddrs_loss_with_logits, {"progress": progress, "blank": None})
+        for progress in (0, 0.3, 0.8, 1)
+    },
+}
+
+
+@pytest.mark.parametrize("name", FROM_LOGITS)
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_from_logits_is_the_same_as_from_their_log_probabilities(name, offset):
+    of_log_probs, of_logits, options = FROM_LOGITS[name]
+    for seed in range(10):
+        case = case_for(name if name in FIXED_LENGTH else "ddrs ctc 0.0", seed)
+        if "blank" in options:
+            options = options | {"blank": case.blank}
+        expected, found = leaf(case.logits), leaf(case.logits + offset)
+        losses = of_log_probs(case.log_probs_of(expected), *case.arguments, **options)
+        weights = torch.rand(len(losses), dtype=losses.dtype)
+        (weights * losses).sum().backward()
+        again = of_logits(found, *case.arguments, **options)
+        torch.testing.assert_close(again, losses)
+        (weights * again).sum().backward(retain_graph=True)
+        torch.testing.assert_close(found.grad, expected.grad.nan_to_num(0.0))
+        found.grad = None
+        (weights * again).sum().backward()  # the probabilities were written over: they are made again
+        torch.testing.assert_close(found.grad, expected.grad.nan_to_num(0.0))
 
 
 def test_gradcheck_of_expectations():
@@ -238,7 +274,7 @@ def test_finite_where_probabilities_are_0_or_1(name, sure_of):
         losses, grads = value_and_gradient(name, log_probs, case)
         assert not losses.isnan().any()
         assert grads.isfinite().all()
-        if name not in ("cross entropy", "smoothed"):  # whose gradient for log-probabilities is a constant
+        if name not in FIXED_LENGTH or name == "oaxe":  # cross entropy always asks for more of its token
             assert not grads[losses.isinf()].any()
 
 

@@ -5,8 +5,8 @@ from .assignment import bipartite_loss, oaxe_loss
 from .axe import axe_loss
 from .bag import bag_of_ngrams_loss
 from .collapse import collapse_path
-from .cross_entropy import cross_entropy_loss, length_class, length_loss
-from .ddrs import ddrs_loss
+from .cross_entropy import cross_entropy_loss, cross_entropy_loss_with_logits, length_class, length_loss
+from .ddrs import ddrs_loss, ddrs_loss_with_logits
 from .fused import fused_ngram_matching_loss, ngram_matching_loss_with_logits
 from .length import expected_length, expected_ngram_total
 from .matching import combined_ngram_loss, ngram_matching_loss
@@ -20,9 +20,11 @@ __all__ = [
     "collapse_path",
     "combined_ngram_loss",
     "cross_entropy_loss",
+    "cross_entropy_loss_with_logits",
     "ctc_loss",
     "ctc_loss_with_logits",
     "ddrs_loss",
+    "ddrs_loss_with_logits",
     "expected_length",
     "expected_ngram_counts",
     "expected_ngram_total",

@@ -115,10 +115,16 @@ def ctc_loss_with_logits(
 
 
 def losses_of_references(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, collapse: str
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    collapse: str,
+    from_logits: bool,
 ) -> Tensor:
     """``(B, R)``: the CTC or SCTC loss of each of several references ``(B, R, L)``."""
-    lattice = _lattice(log_probs, targets, input_lengths, target_lengths, blank, collapse, several=True)
+    lattice = _lattice(scores, targets, input_lengths, target_lengths, blank, collapse, True, from_logits)
     loss_N: Tensor = _SumOverPaths.apply(lattice.scores_TBS, lattice)
     return loss_N.view(target_lengths.shape)
 
@@ -200,7 +206,9 @@ def _lattice(
     if from_logits:
         input_lengths = check_scores("logits", scores, input_lengths)
         check_blank(blank, scores.shape[-1])
-        targets, target_lengths = check_targets(targets, target_lengths, scores, scores.shape[-1], blank=blank)
+        targets, target_lengths = check_targets(
+            targets, target_lengths, scores, scores.shape[-1], blank=blank, several=several
+        )
     else:
         targets, input_lengths, target_lengths = check_arguments(
             scores, targets, input_lengths, target_lengths, blank=blank, several=several
@@ -208,6 +216,7 @@ def _lattice(
     sentences, positions, _ = scores.shape
     references = targets.shape[1] if several else 1
     targets, target_lengths = targets.flatten(0, -2), target_lengths.flatten()
+    unused_BT = ~in_use(input_lengths, positions)  # before references are told apart
     input_lengths = input_lengths.repeat_interleave(references)
     batch = len(targets)
     states = 2 * targets.shape[1] + 1
@@ -228,7 +237,7 @@ def _lattice(
     padding_BT = ~in_use(input_lengths, positions)
     ids_BTK = tokens_BS.view(sentences, 1, references * states).expand(-1, positions, -1)
     if from_logits:
-        gathered_BTK: Tensor = _GatheredLogProbs.apply(scores, ids_BTK, padding_BT)
+        gathered_BTK: Tensor = _GatheredLogProbs.apply(scores, ids_BTK, unused_BT)
     else:
         gathered_BTK = full_precision(scores.gather(2, ids_BTK))
     scores_BTS = gathered_BTK.view(sentences, positions, references, states)

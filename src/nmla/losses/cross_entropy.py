@@ -1,9 +1,20 @@
 """Losses of fixed-length models, where position t writes token t: cross entropy, and the length's own."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .inputs import check_arguments, check_lengths, check_normalised, full_precision, full_type, in_use
+from .inputs import (
+    check_arguments,
+    check_lengths,
+    check_normalised,
+    check_scores,
+    check_targets,
+    full_precision,
+    full_type,
+    in_use,
+)
 
 LENGTH_CLASSES = 256
 
@@ -36,8 +47,7 @@ def cross_entropy_loss(
         tensor([2.5000])
     """
     targets, lengths = check_equal_lengths(log_probs, targets, input_lengths, target_lengths)
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing must be in [0, 1), but is {label_smoothing}")
+    _check_smoothing(label_smoothing)
     positions = targets.shape[1]
     log_probs, padding_BT = log_probs[:, :positions], ~in_use(lengths, positions)
     log_p_BT = full_precision(log_probs.gather(2, targets.unsqueeze(-1)).squeeze(-1)).masked_fill(padding_BT, 0.0)
@@ -48,6 +58,84 @@ def cross_entropy_loss(
     return loss_B
 
 
+def cross_entropy_loss_with_logits(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """:func:`cross_entropy_loss` of ``log_softmax(logits)`` in less time and memory: what training uses.
+
+    Of float32 logits, the gradient is the only tensor of their size that is made. It cannot be differentiated again.
+
+    Args:
+        logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
+        targets, input_lengths, target_lengths, label_smoothing: as in :func:`cross_entropy_loss`.
+
+    Returns:
+        ``(B,)`` losses, the sum over positions; float32 where the logits are of half precision.
+
+    Example:
+        >>> logits = torch.zeros(1, 2, 4, requires_grad=True)
+        >>> loss = cross_entropy_loss_with_logits(logits, torch.tensor([[0, 1]]), torch.tensor([2]), torch.tensor([2]))
+        >>> loss.exp().detach()
+        tensor([16.])
+        >>> loss.sum().backward()
+        >>> logits.grad[0, 0]
+        tensor([-0.7500,  0.2500,  0.2500,  0.2500])
+    """
+    input_lengths = check_scores("logits", logits, input_lengths)
+    targets, target_lengths = check_targets(targets, target_lengths, logits, logits.shape[-1], blank=None)
+    targets, lengths = _common_lengths(logits, targets, input_lengths, target_lengths)
+    _check_smoothing(label_smoothing)
+    loss_B: Tensor = _FromLogits.apply(logits, targets, in_use(lengths, targets.shape[1]), label_smoothing)
+    return loss_B
+
+
+class _FromLogits(torch.autograd.Function):
+    """The probabilities made forward become the gradient backward: ``p - (1 - s) [v = y] - s / V``."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets_BT: Tensor, used_BT: Tensor, smoothing: float) -> Tensor:
+        positions = targets_BT.shape[1]
+        ctx.smoothing, ctx.positions = smoothing, logits.shape[1]
+        logits = logits[:, :positions]
+        probs_BTV = logits.softmax(-1, dtype=full_type(logits))
+        # From the likeliest token, whose probability never is too small for a logarithm.
+        top_BT = full_precision(logits.amax(-1)) - probs_BTV.amax(-1).log()
+        log_p_BT = full_precision(logits.gather(2, targets_BT.unsqueeze(-1)).squeeze(-1)) - top_BT
+        if smoothing:
+            mean_BT = logits.mean(-1, dtype=full_type(logits)) - top_BT
+            log_p_BT = (1 - smoothing) * log_p_BT + smoothing * mean_BT
+        ctx.save_for_backward(logits, targets_BT, used_BT)
+        ctx.probs_BTV = probs_BTV if ctx.needs_input_grad[0] else None
+        return -log_p_BT.masked_fill(~used_BT, 0.0).sum(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_B: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, targets_BT, used_BT = ctx.saved_tensors
+        grad_BTV, ctx.probs_BTV = ctx.probs_BTV, None  # written over: they can be used once
+        if grad_BTV is None:
+            grad_BTV = logits.softmax(-1, dtype=grad_B.dtype)
+        if ctx.smoothing:
+            grad_BTV -= ctx.smoothing / grad_BTV.shape[-1]
+        target_BT1 = grad_BTV.new_full((), ctx.smoothing - 1).expand(*targets_BT.shape, 1)
+        grad_BTV.scatter_add_(2, targets_BT.unsqueeze(-1), target_BT1)
+        grad_BTV *= grad_B[:, None, None]
+        grad_BTV.flatten(0, 1).index_fill_(0, (~used_BT).flatten().nonzero().squeeze(1), 0)  # whatever garbage gave
+        behind = ctx.positions - grad_BTV.shape[1]
+        grad_BTV = torch.nn.functional.pad(grad_BTV, (0, 0, 0, behind)) if behind else grad_BTV
+        return grad_BTV.to(logits.dtype), None, None, None
+
+
+def _check_smoothing(label_smoothing: float) -> None:
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing must be in [0, 1), but is {label_smoothing}")
+
+
 def check_equal_lengths(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -55,13 +143,19 @@ def check_equal_lengths(
     targets, input_lengths, target_lengths = check_arguments(
         log_probs, targets, input_lengths, target_lengths, blank=None
     )
+    return _common_lengths(log_probs, targets, input_lengths, target_lengths)
+
+
+def _common_lengths(
+    scores: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
     if (input_lengths != target_lengths).any():
         b = int((input_lengths != target_lengths).nonzero()[0])
         raise ValueError(
             "input_lengths must equal target_lengths, one position a token, "
             f"but sentence {b} has {input_lengths[b]} positions and {target_lengths[b]} tokens"
         )
-    return targets[:, : log_probs.shape[1]], input_lengths
+    return targets[:, : scores.shape[1]], input_lengths
 
 
 def length_loss(log_probs: Tensor, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:

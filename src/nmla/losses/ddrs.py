@@ -50,13 +50,55 @@ def ddrs_loss(
         >>> [ddrs_loss(log_probs, *words, blank=0, progress=p).neg().exp() for p in (0, 2 / 3, 1)]
         [tensor([0.2000]), tensor([0.5000]), tensor([0.4000])]
     """
+    return _ddrs(log_probs, targets, input_lengths, target_lengths, blank, progress, collapse, from_logits=False)
+
+
+def ddrs_loss_with_logits(
+    logits: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    blank: int,
+    progress: float,
+    collapse: str = "ctc",
+) -> Tensor:
+    """:func:`ddrs_loss` of ``log_softmax(logits)`` in less time and memory: what training uses.
+
+    Of float32 logits, the gradient is the only tensor of their size that is made. It cannot be differentiated again.
+
+    Args:
+        logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
+        targets, input_lengths, target_lengths, blank, progress, collapse: as in :func:`ddrs_loss`.
+
+    Returns:
+        ``(B,)`` losses per token; float32 where the logits are of half precision.
+
+    Example:
+        >>> words = torch.tensor([[[1], [2]]]), torch.tensor([1]), torch.tensor([[1, 1]])
+        >>> ddrs_loss_with_logits(torch.zeros(1, 1, 4), *words, blank=0, progress=2 / 3).neg().exp()
+        tensor([0.5000])
+    """
+    return _ddrs(logits, targets, input_lengths, target_lengths, blank, progress, collapse, from_logits=True)
+
+
+def _ddrs(
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int,
+    progress: float,
+    collapse: str,
+    from_logits: bool,
+) -> Tensor:
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must be in [0, 1], but is {progress}")
     if targets.dim() == 2:
         targets, target_lengths = targets.unsqueeze(1), target_lengths.unsqueeze(1)
     if targets.shape[1] == 0:  # as if there were one that is absent
         targets, target_lengths = targets.new_zeros(len(targets), 1, 0), target_lengths.new_zeros(len(targets), 1)
-    losses_BR = losses_of_references(log_probs, targets, input_lengths, target_lengths, blank, collapse)
+    losses_BR = losses_of_references(scores, targets, input_lengths, target_lengths, blank, collapse, from_logits)
     lengths_BR = target_lengths.to(losses_BR)
     present_BR = lengths_BR > 0
     possible_BR = present_BR & losses_BR.isfinite()
@@ -82,4 +124,4 @@ def ddrs_loss(
         impossible_B = ~possible_BR.any(1)
     # Nothing makes the impossible likelier: no gradient.
     loss_B = loss_B.masked_fill(impossible_B, torch.inf).masked_fill(absent_B, 0.0)
-    return loss_B.to(full_type(log_probs))
+    return loss_B.to(full_type(scores))

@@ -16,9 +16,9 @@ from nmla.losses import (
     best_alignment,
     bipartite_loss,
     combined_ngram_loss,
-    cross_entropy_loss,
+    cross_entropy_loss_with_logits,
     ctc_loss_with_logits,
-    ddrs_loss,
+    ddrs_loss_with_logits,
     length_loss,
     ngram_matching_loss_with_logits,
     oaxe_loss,
@@ -103,7 +103,7 @@ def _cross_entropy(output: Output, batch: Batch, config: ModelConfig, stage: Tra
         logits = logits.gather(1, order_BT[..., None].expand_as(logits))
         targets = targets.gather(1, order_BT)
         lengths = lengths - output.revealed.sum(1)
-    return cross_entropy_loss(logits.log_softmax(-1), targets, lengths, lengths, label_smoothing=stage.label_smoothing)
+    return cross_entropy_loss_with_logits(logits, targets, lengths, lengths, label_smoothing=stage.label_smoothing)
 
 
 def _ctc(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
@@ -144,8 +144,8 @@ def _combined(output: Output, batch: Batch, config: ModelConfig, stage: TrainCon
 
 
 def _ddrs(output: Output, batch: Batch, config: ModelConfig, stage: TrainConfig, progress: float) -> Tensor:
-    losses_B = ddrs_loss(
-        output.logits.log_softmax(-1),
+    losses_B = ddrs_loss_with_logits(
+        output.logits,
         batch.target,
         output.lengths,
         batch.target_lengths,
