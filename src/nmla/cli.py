@@ -298,6 +298,10 @@ COMMANDS = {
             "table": {"type": Path, "help": "a YAML file: rows, each a recipe, and the test set"},
             "--jobs": {"type": int, "default": 1, "help": "stages that run at once, sharing the cores (default: 1)"},
             "--so-far": {"action": "store_true", "help": "make nothing, show what is done"},
+            "--record": {
+                "type": Path,
+                "help": "the JSON of this table as it was made elsewhere: what it tells is not made again",
+            },
         },
     ),
     "lm train": Command(

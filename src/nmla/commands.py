@@ -244,7 +244,7 @@ def run_report(args: argparse.Namespace) -> None:
 def run_reproduce(args: argparse.Namespace) -> None:
     from nmla.reproduce.run import reproduce
 
-    print(reproduce(args.table, args.jobs, args.so_far), end="")
+    print(reproduce(args.table, args.jobs, args.so_far, args.record), end="")
 
 
 def run_average(args: argparse.Namespace) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +19,7 @@ from nmla.cli import main
 from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
-from nmla.reproduce.render import _trained
+from nmla.reproduce.record import cost
 from nmla.reproduce.run import _Asked, reproduce
 from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, run, stages, training
 from nmla.reproduce.table import load_table
@@ -78,7 +77,7 @@ def test_table_has_every_row_with_its_command(made, digits, capsys):
     assert text.endswith("\n\n![Copying digits](table.svg)\n")
     assert "NMLA" in (path.parent / "out" / "table.svg").read_text()
     assert "± " in next(line for line in text.split("\n") if line.startswith("| CTC |"))  # two seeds
-    told = json.loads((path.parent / "out" / "table.json").read_text())
+    told = json.loads((path.parent / "out" / "table.json").read_text())["measured"].values()
     for way in ("argmax", "tuned beam"):
         command = next(line for line in text.split("\n") if line.endswith(f"# NMLA, {way}, seed 1"))
         assert main(command.split("#")[0].split()[1:]) == 0
@@ -231,7 +230,7 @@ def numbers(text):
     return [line for line in text.split("\n") if line.startswith("|")]
 
 
-def test_a_halt_costs_no_minutes(tmp_path):
+def test_a_halt_costs_no_minutes():
     events = [
         ("train", 10, 20.0),
         ("valid", 10, 90.0),
@@ -239,9 +238,8 @@ def test_a_halt_costs_no_minutes(tmp_path):
         ("train", 30, 5020.0),
         ("train", 35, 5030.0),
     ]
-    log = [json.dumps({"event": event, "step": step, "seconds": seconds}) for event, step, seconds in events]
-    (tmp_path / "log.jsonl").write_text("\n".join(log) + "\n")
-    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (35, 70.0)
+    log = [{"event": event, "step": step, "seconds": seconds} for event, step, seconds in events]
+    assert cost(log) == (35, 70.0)
 
 
 def test_what_is_done_so_far_can_be_shown(made, digits, tmp_path, capsys):
@@ -261,8 +259,8 @@ def test_a_row_that_is_done_in_part_says_so(made, tmp_path):
     """A seed without a score leaves a mean of the others, and no difference to a first seed that is not there."""
     path, text = made
     shutil.copytree(path.parent / "out", tmp_path / "out")
-    told = json.loads((tmp_path / "out" / "table.json").read_text())
-    (lost,) = [of["stage"] for of in told if (of["row"], of["way"], of["seed"]) == ("CTC", "argmax", 1)]
+    told = json.loads((tmp_path / "out" / "table.json").read_text())["measured"]
+    (lost,) = [stage for stage, of in told.items() if (of["row"], of["way"], of["seed"]) == ("CTC", "argmax", 1)]
     shutil.rmtree(tmp_path / "out" / "stages" / lost)
     table = Path(shutil.copy(path, tmp_path / "my table.yaml"))
     shutil.copy(path.parent / "recipe.yaml", tmp_path)
@@ -275,13 +273,66 @@ def test_a_row_that_is_done_in_part_says_so(made, tmp_path):
     assert f"    nmla reproduce '{table}'\n" in shown
 
 
-def test_a_training_that_gave_up_early_has_steps(tmp_path):
+def elsewhere(made, tmp_path, *lost):
+    """The table on a machine that has none of its stages, or not those whose names begin like these; its record."""
+    path = made[0]
+    shutil.copytree(path.parent / "out", tmp_path / "out")
+    record = shutil.move(tmp_path / "out" / "table.json", tmp_path / "record.json")
+    for stage in (tmp_path / "out" / "stages").iterdir():
+        if not lost or stage.name.startswith(lost):
+            shutil.rmtree(stage)
+    for name in ("table.yaml", "recipe.yaml"):
+        text = (path.parent / name).read_text().replace(str(path.parent / "out"), str(tmp_path / "out"))
+        (tmp_path / name).write_text(text)
+    return tmp_path / "table.yaml", record
+
+
+def test_what_a_record_tells_is_not_made_again(made, tmp_path, capsys):
+    path, record = elsewhere(made, tmp_path)
+    assert main(["reproduce", str(path), "--record", str(record)]) == 0
+    shown, said = capsys.readouterr()
+    assert numbers(shown) == numbers(made[1])
+    assert "nmla reproduce: 6 of 6 measurements are taken from " in said
+    assert not [*tmp_path.glob("out/stages/*/done.json")]
+    again = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert again == json.loads(Path(record).read_text())  # what is known of it can go on to a third
+    page = (tmp_path / "out" / "table.html").read_text()
+    assert "<h2>Trainings</h2>" in page
+    assert "NMLA" in (tmp_path / "out" / "table.svg").read_text()
+    assert "<h2>What each position wants to say</h2>" not in page  # for which there must be models
+
+
+def test_what_a_record_does_not_tell_is_made(made, tmp_path):
+    """A row that is added is compared with those that are here, and needs none of the others."""
+    path, record = elsewhere(made, tmp_path, "autoregressive", "scored-2", "tuned")
+    path.write_text(path.read_text() + "- {name: Later, overrides: [finetune.steps=7], ways: [argmax]}\n")
+    text = reproduce(path, record=Path(record))
+    assert not [*tmp_path.glob("out/stages/autoregressive*")]
+    later = [line for line in numbers(text) if line.startswith("| Later |")]
+    assert [line for line in numbers(text) if line not in later] == numbers(made[1])
+    assert re.search(r"\[[-+]", later[1])  # beyond the baseline
+    path, record = elsewhere(made, tmp_path / "empty")
+    path.write_text(path.read_text() + "- {name: Later, overrides: [finetune.steps=7], ways: [argmax]}\n")
+    text = reproduce(path, so_far=True, record=Path(record))
+    assert "\nNot run yet: Later.\n" in text
+    text = reproduce(path, record=Path(record))
+    assert "| Later | — | — | — |" in text  # nothing is known of how it differs from what is not here
+
+
+def test_a_record_must_be_one(made, tmp_path):
+    for wrong in ("", "[]", "{}x", '{"measured": {"a": {}}}', '{"trainings": {"a": []}}', '{"odd": 1}'):
+        (tmp_path / "record.json").write_text(wrong)
+        with pytest.raises(DataError, match=r"record\.json: must be the JSON that nmla reproduce writes of a table"):
+            reproduce(made[0], record=tmp_path / "record.json")
+    with pytest.raises(UsageError, match=r"none\.json"):
+        reproduce(made[0], record=tmp_path / "none.json")
+
+
+def test_a_training_that_gave_up_early_has_steps():
     events = [{"event": "valid", "step": 5, "seconds": 2.0}, {"event": "valid", "step": 6, "seconds": 3.0}]
-    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (6, 3.0)
+    assert cost(events) == (6, 3.0)
     events = [{"event": "train", "step": 10, "seconds": 5.0}, {"event": "valid", "step": 15, "seconds": 9.0}]
-    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    assert _trained(SimpleNamespace(directory=Path), tmp_path) == (15, 7.5)
+    assert cost(events) == (15, 7.5)
 
 
 def test_a_stage_that_cannot_begin_is_told(digits, tmp_path, monkeypatch):

@@ -218,7 +218,10 @@ def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
     pairs = [
         (run.parent, run)
         for run in runs
-        if run.parent and run.recipe.model.family in ("ctc", "sctc") and {run.name, run.parent.name} <= outputs.keys()
+        if run.parent
+        and run.recipe.model.family in ("ctc", "sctc")
+        and {run.name, run.parent.name} <= outputs.keys()
+        and all((of.directory / "model").is_dir() for of in (run.parent, run))  # a record has the log alone
     ]
     short = [line for line, text in enumerate(sources) if 2 < len(text.split()) <= LONGEST_SHOWN]
     if not pairs or not short:

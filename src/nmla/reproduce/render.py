@@ -1,99 +1,77 @@
 """A table of results as Markdown and as a page: every number with the command that prints it."""
 
-import itertools
-import json
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmla.decoding.ngram_lm import NgramLM
-from nmla.evaluation.analysis import Analysis, analyse, splits_text
-from nmla.evaluation.analysis_table import by_system
-from nmla.evaluation.analysis_table import rows as measures
+from nmla.evaluation.analysis_table import ABSENT
 from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_markdown
-from nmla.evaluation.measure import SAMPLES, Measured, References, measure, read_references
-from nmla.evaluation.runs import Outcome, Run, find_runs, read_log, report
-from nmla.evaluation.systems import System
+from nmla.evaluation.measure import SAMPLES
+from nmla.evaluation.runs import Outcome, Run, report
 from nmla.files import write_text
-from nmla.reproduce.stages import METEOR, OUTPUTS, TRANSLATIONS, Stage, judging
+from nmla.reproduce.record import Of, Record, Wanted, analysis_command, pairs, shown_first, trainings
+from nmla.reproduce.stages import OUTPUTS, Stage, recipe_of
 from nmla.reproduce.table import Table
-from nmla.text.lines import read_lines
-from nmla.text.tokenizer import Tokenizer
 
-QUANTILES = 4  # parts of the test set, by length
-SHOWN = ("repeats", "perplexity", "discordant pairs", "blanks")  # of an analysis, beside BLEU by length
-
-Of = tuple[str, str, int]  # row, way and seed
-Wanted = Mapping[Of, Stage]
 Results = dict[Of, dict[str, Any]]
 
 
-def render(path: Path, table: Table, wanted: Wanted, missing: Sequence[Of], lm: Stage | None, root: Path) -> str:
-    """The table from its finished stages as Markdown; also written beside them, with its curves, as JSON and as a page.
+def render(
+    path: Path,
+    table: Table,
+    wanted: Wanted,
+    missing: Sequence[Of],
+    lm: Stage | None,
+    root: Path,
+    record: Record,
+    test: Outcome | None,
+) -> str:
+    """The table from what is known of it as Markdown; also written beside its stages, with its curves, as JSON and as a
+    page, which tells what is on the `test` set too.
 
-    What is `missing` is named as not run. Perplexities are told if `lm` is done.
+    What is `missing` is named as not run. `lm` is what perplexities were told by, if they were.
     """
-    results = {of: _result(table, stage, root) for of, stage in wanted.items()}
-    seeds = {row.name: table.seeds_of(row) for row in table.rows}
-    first = {(row, way): stage for (row, way, seed), stage in wanted.items() if seed == seeds[row][0]}
-    shown: dict[str, Stage] = {}  # of each row, its first way
-    for (row, _, _), stage in wanted.items():
-        shown.setdefault(row, stage)
-    systems = {of: System.of_file(of[0], stage.directory(root) / TRANSLATIONS) for of, stage in first.items()}
-    references = read_references([*map(Path, table.test.references)])
-    name = table.baseline or table.rows[0].name
-    baseline = next((of for of in first if of[0] == name), None)
+    names = {of: stage.directory(root).name for of, stage in wanted.items()}
+    results = {of: record.measured[name] for of, name in names.items()}
+    first, baseline, beside = pairs(table, wanted)
+    shown = shown_first(table, wanted, wanted)
     blocks: list[Block] = [
         table.about.strip(),
         Code(shlex.join(["nmla", "reproduce", str(path)])),
         _scores(table, results),
     ]
-
-    def beyond(of: tuple[str, str], other: tuple[str, str]) -> Measured:
-        outputs, others = systems[of].outputs, systems[other].outputs
-        return measure(outputs, references, baseline=others, samples=SAMPLES, only=["BLEU"])[0]
-
     if baseline is not None:
-        tests = {of: beyond(of, baseline) for of in systems if of != baseline}
-        blocks.append(_beyond(table, f"BLEU beyond {', '.join(baseline)}", tests))
-    controls = {row.name: row.control for row in table.rows}
-    beside = {(row, way): (controls[row], way) for row, way in first if (controls[row], way) in first}
+        tests = {of[:2]: results[of]["beyond"].get(names[baseline]) for of in first.values() if of != baseline}
+        blocks.append(_beyond(table, f"BLEU beyond {', '.join(baseline[:2])}", tests))
     if beside:
-        tests = {(f"{of[0]} beyond {other[0]}", of[1]): beyond(of, other) for of, other in beside.items()}
+        tests = {
+            (f"{of[0]} beyond {other[0]}", of[1]): results[of]["beyond"].get(names[other])
+            for of, other in beside.items()
+        }
         blocks.append(_beyond(table, "BLEU, in the same way", tests))
     if any(row.published for row in table.rows):
         blocks += [_published(table, results), f"Published: {table.published.strip()}"]
-    # What all are compared with comes first.
-    shown = dict(sorted(shown.items(), key=lambda of: baseline is None or of[0] != baseline[0]))
-    test, command = _test(table, shown, references, lm, root)
-    blocks += [_details(results), _beside(test.analysis), _legend(results)]
+    blocks += [_details(results), _beside(shown, record, root), _legend(results)]
     if missing:
         blocks.append(f"Not run yet: {'; '.join(_named(table, shown, missing))}.")
+    command = shlex.join(analysis_command(table, shown, lm, root, record))
     commands = [command]
-    for (row, way, seed), stage in wanted.items():
-        told = table, stage, results[row, way, seed], root
-        other = first[baseline] if baseline is not None and (row, way) != baseline else None
+    for of, stage in wanted.items():
+        row, way, seed = of
+        told = table, stage, results[of], root
+        other = wanted[baseline] if baseline is not None and of[:2] != baseline[:2] else None
         commands.append(f"{_command(*told, other)}  # {row}, {way}, seed {seed}")
-        if (row, way) in beside and stage is first.get((row, way)):
-            control = beside[row, way]
-            commands.append(f"{_command(*told, first[control])}  # {row} beyond {control[0]}, {way}, seed {seed}")
+        if of in beside:
+            control = beside[of]
+            commands.append(f"{_command(*told, wanted[control])}  # {row} beyond {control[0]}, {way}, seed {seed}")
     blocks += ["Single numbers:", Code("\n".join(commands))]
-    whole = [
-        {"row": row, "way": way, "seed": seed, "stage": wanted[row, way, seed].directory(root).name, **result}
-        for (row, way, seed), result in results.items()
-    ]
-    sections = report(_runs(shown, root), test, [command])
+    sections = report(_runs(shown, record, root), test, [command])
     curves = next(block for _, of in sections for block in of if isinstance(block, Picture))
     text = to_markdown(table.title, [("", [*blocks, curves])], [f"{path.stem}.svg"])
     page = to_html(table.title, [("The table", blocks), *sections])
-    for ending, content in (
-        ("svg", curves.svg),
-        ("md", text),
-        ("json", json.dumps(whole, indent=2) + "\n"),
-        ("html", page),
-    ):
+    for ending, content in (("svg", curves.svg), ("md", text), ("json", record.as_json()), ("html", page)):
         write_text(Path(table.output) / f"{path.stem}.{ending}", content)
     return text
 
@@ -110,72 +88,26 @@ def _named(table: Table, shown: Mapping[str, Stage], missing: Sequence[Of]) -> I
                 yield f"{row.name}, {way}" + (f", seed {', '.join(map(str, seeds))}" if some else "")
 
 
-def _runs(shown: Mapping[str, Stage], root: Path) -> list[Run]:
+def _runs(shown: Mapping[str, Stage], record: Record, root: Path) -> list[Run]:
     """The trainings of all rows, from their first seeds; the last of each is called as its row."""
-    names: dict[Path, str] = {}
+    names: dict[str, str] = {}
     for row, scored in shown.items():
-        *before, last = _path(scored.inputs["model"])
-        for of in before:
-            names.setdefault(of.directory(root), of.directory(root).name)
-        names[last.directory(root)] = row
-    return find_runs(list(names), names)
-
-
-def _test(
-    table: Table, shown: Mapping[str, Stage], references: References, lm: Stage | None, root: Path
-) -> tuple[Outcome, str]:
-    """What each row says of the test set in the way that is shown, and the command that analyses it."""
-    command = ["nmla", "analyse", "--source", table.test.source, "--quantiles", str(QUANTILES)]
-    for reference in table.test.references:
-        command += ["--reference", reference]
-    for row, scored in shown.items():
-        command += ["--system", f"{row}={scored.directory(root) / TRANSLATIONS}"]
-    fluency: dict[str, Any] = {}
-    if lm is not None and lm.done(root):
-        path, file = lm.paths["tokenizer"], lm.directory(root) / "lm.lm"
-        tokenizer = Tokenizer.load(Path(path))
-        if splits_text(tokenizer):
-            fluency = {"lm": NgramLM.load(file, tokenizer), "tokenizer": tokenizer}
-            command += ["--lm", str(file), "--tokenizer", path]
-    systems = [System.of_file(row, stage.directory(root) / TRANSLATIONS) for row, stage in shown.items()]
-    sources = read_lines(Path(table.test.source))
-    analysis = analyse(systems, references, sources=sources, quantiles=QUANTILES, **fluency)
-    return Outcome(sources, references, systems, analysis), shlex.join(command)
-
-
-def _result(table: Table, stage: Stage, root: Path) -> dict[str, Any]:
-    scores = json.loads((stage.directory(root) / "scores.json").read_text(encoding="utf-8"))
-    result = {one["name"]: one["score"] for one in scores["measured"]}
-    signatures = {one["name"]: one["signature"] for one in scores["measured"]}
-    if table.meteor and (judged := judging(table, stage)).done(root):
-        one = json.loads((judged.directory(root) / METEOR).read_text(encoding="utf-8"))
-        result["METEOR"], signatures["METEOR"] = one["score"], one["signature"]
-    trained = [_trained(of, root) for of in _path(stage.inputs["model"])]
-    return {
-        **result,
-        "signatures": signatures,
-        "entropy": scores["entropy"],
-        "decoding": scores["decoding"],
-        "steps": [steps for steps, _ in trained],
-        "seconds": [seconds for _, seconds in trained],
-    }
-
-
-def _path(model: Stage) -> list[Stage]:
-    """A model's own trainings, first to last; not those of its teachers."""
-    return [*(_path(model.inputs["start"]) if "start" in model.inputs else []), model]
-
-
-def _trained(stage: Stage, root: Path) -> tuple[int, float]:
-    """The last step of a training, and the seconds that so many take at their median pace: whatever else the machine
-    did for a while, or a halt of the whole process, does not count."""
-    log = read_log(stage.directory(root))
-    events = [event for event in log if event["event"] == "train"] or log[-1:]  # one that gave up early logged none
-    paces = [
-        (event["seconds"] - before["seconds"]) / (event["step"] - before["step"])
-        for before, event in itertools.pairwise(({"step": 0, "seconds": 0.0}, *events))
-    ]
-    return log[-1]["step"], log[-1]["step"] * statistics.median(paces)
+        *before, last = (of.directory(root).name for of in trainings(scored.inputs["model"]))
+        for name in before:
+            names.setdefault(name, name)
+        names[last] = row
+    runs: dict[str, Run] = {}
+    for scored in shown.values():
+        parent = None
+        for stage in trainings(scored.inputs["model"]):
+            directory = stage.directory(root)
+            name = directory.name
+            if name not in runs and name in record.trainings:
+                began = "random" if "start" not in stage.inputs else stage.inputs["start"].directory(root).name
+                recipe = recipe_of(stage, directory, root)
+                runs[name] = Run(names[name], directory, recipe, record.trainings[name], began, parent)
+            parent = runs.get(name)
+    return [*runs.values()]
 
 
 def _scores(table: Table, results: Results) -> Figures:
@@ -196,14 +128,14 @@ def _scores(table: Table, results: Results) -> Figures:
     return Figures(header, rows)
 
 
-def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Measured]) -> Figures:
+def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Sequence[float] | None]) -> Figures:
     """How far every row is from another in every way that any of them is decoded in."""
 
-    def cell(test: Measured | None) -> str:
-        if test is None or test.difference_interval is None:
+    def cell(test: Sequence[float] | None) -> str:
+        if test is None or len(test) == 1:  # a single sentence has no interval
             return "—"
-        low, high = test.difference_interval
-        return f"{test.difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+        difference, low, high = test
+        return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
     ways = [way for way in table.ways if any(of[1] == way for of in tests)]
     rows = [[row, *(cell(tests.get((row, way))) for way in ways)] for row in dict.fromkeys(row for row, _ in tests)]
@@ -239,10 +171,13 @@ def _details(results: Results) -> Figures:
     return Figures(["system", *digits, "steps", "minutes"], rows)
 
 
-def _beside(analysis: Analysis) -> Figures:
+def _beside(shown: Mapping[str, Stage], record: Record, root: Path) -> Figures:
     """What the analysis says of each row, and of the reference."""
-    return by_system(
-        analysis, [row for row in measures(analysis) if row.name.startswith("BLEU, ") or row.name in SHOWN]
+    told = {row: record.measured[stage.directory(root).name]["analysis"] for row, stage in shown.items()}
+    told["the reference"] = record.reference
+    columns = [*dict.fromkeys(column for of in told.values() for column in of)]
+    return Figures(
+        ["system", *columns], [[row, *(of.get(column, ABSENT) for column in columns)] for row, of in told.items()]
     )
 
 

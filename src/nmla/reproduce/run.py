@@ -15,6 +15,7 @@ from nmla.errors import NmlaError, Stopped, UsageError
 from nmla.evaluation.measure import check_parallel
 from nmla.evaluation.meteor import find_meteor
 from nmla.progress import progress_bar, say
+from nmla.reproduce.record import Record, gather, read_record
 from nmla.reproduce.render import render
 from nmla.reproduce.stages import Stage, as_json, judging, language_model, stages, tidy
 from nmla.reproduce.table import Table, load_table
@@ -24,10 +25,11 @@ POLL_SECONDS = 0.2
 LOG = "stage.log"  # what a stage said
 
 
-def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
+def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | None = None) -> str:
     """Make a table, or what is missing of it, and return it as Markdown, which is also written to its output.
 
-    With `so_far` nothing is made, and what is done is shown.
+    With `so_far` nothing is made, and what is done is shown. What a `record` tells, the JSON of the same table as it
+    was made elsewhere, is not made again.
     """
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, but is {jobs}")
@@ -38,17 +40,25 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False) -> str:
     # What tells how fluent outputs are, whether or not one is decoded with it.
     lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None
     root = Path(table.output) / "stages"
+    before = read_record(record) if record is not None else Record()
+    told = [
+        of for of, stage in wanted.items() if not stage.done(root) and stage.directory(root).name in before.measured
+    ]
+    if told:
+        say(f"nmla reproduce: {len(told)} of {len(wanted)} measurements are taken from {record}")
     missing = []
     if so_far:
-        missing = [of for of, stage in wanted.items() if not stage.done(root)]
+        missing = [of for of, stage in wanted.items() if of not in told and not stage.done(root)]
         wanted = {of: stage for of, stage in wanted.items() if of not in missing}
         if not wanted:
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
-        scored = [stage for of in wanted.values() for stage in of.needed()]
-        run_all([*scored, *([lm] if lm is not None else [])], root, jobs)
-        _judge(table, wanted.values(), root, jobs)
-    return render(path, table, wanted, missing, lm, root)
+        here = [stage for of, stage in wanted.items() if of not in told]
+        needed = [stage for of in here for stage in of.needed()]
+        run_all([*needed, *([lm] if lm is not None and here else [])], root, jobs)
+        _judge(table, here, root, jobs)
+    found, test = gather(table, wanted, lm, root, before)
+    return render(path, table, wanted, missing, lm, root, found, test)
 
 
 def _judge(table: Table, scored: Iterable[Stage], root: Path, jobs: int) -> None:

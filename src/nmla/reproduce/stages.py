@@ -225,14 +225,21 @@ def _run_train(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.data.corpus import Corpus
     from nmla.training.loop import train_stage
 
-    corpus = given["corpus"] / "corpus" if "corpus" in given else Path(stage.paths["corpus"])
+    recipe = recipe_of(stage, directory, directory.parent)
+    corpus = Path(recipe.data.corpus)
     if "corpus" not in given:
         _unchanged(stage, "corpus", content_hash(corpus))
-    recipe = parse_recipe(
-        json.dumps(stage.paths["recipe"]), [f"output={directory}", f"data.corpus={corpus}"], stage.label
-    )
     start = given["start"] / "model" if "start" in given else None
     train_stage(recipe, recipe.train, Corpus.load(corpus), directory, start)
+
+
+def recipe_of(stage: Stage, directory: Path, root: Path) -> Recipe:
+    """The recipe of a training, as it runs in its directory."""
+    distilled = stage.inputs.get("corpus")
+    corpus = stage.paths["corpus"] if distilled is None else distilled.directory(root) / "corpus"
+    return parse_recipe(
+        json.dumps(stage.paths["recipe"]), [f"output={directory}", f"data.corpus={corpus}"], stage.label
+    )
 
 
 def _run_distill(stage: Stage, directory: Path, given: dict[str, Path]) -> None:

@@ -1,0 +1,196 @@
+"""What is known of a table in numbers alone: from its stages, or as they told it on another machine."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmla.decoding.ngram_lm import NgramLM
+from nmla.errors import DataError
+from nmla.evaluation.analysis import analyse, splits_text
+from nmla.evaluation.analysis_table import by_system, rows
+from nmla.evaluation.measure import SAMPLES, measure, read_references
+from nmla.evaluation.runs import Outcome, read_log
+from nmla.evaluation.systems import System
+from nmla.reproduce.stages import METEOR, TRANSLATIONS, Stage, judging
+from nmla.reproduce.table import Table
+from nmla.text.lines import read_lines, require_file
+from nmla.text.tokenizer import Tokenizer
+
+QUANTILES = 4  # parts of the test set, by length
+SHOWN = ("repeats", "perplexity", "discordant pairs", "blanks")  # of an analysis, beside BLEU by length
+POINTS = 25  # of a training's losses that are kept, for its curve
+
+Of = tuple[str, str, int]  # row, way and seed
+Wanted = Mapping[Of, Stage]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Enough to tell a table again where its stages are not. Stages go by the names of their directories."""
+
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each stage that scored found
+    trainings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # what each training logged, thinned
+    reference: dict[str, str] = field(default_factory=dict)  # what the analysis says of the reference
+
+    def as_json(self) -> str:
+        whole = asdict(self)
+        whole["trainings"] = {name: _thinned(log) for name, log in self.trainings.items()}
+        return json.dumps(whole, indent=1) + "\n"
+
+
+def read_record(path: Path) -> Record:
+    require_file(path)
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        record = Record(**whole)
+        for entry in record.measured.values():
+            _ = entry["BLEU"], entry["beyond"], entry["analysis"], entry["decoding"], entry["steps"]
+        for log in record.trainings.values():
+            _ = log[-1]["step"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        raise DataError(f"{path}: must be the JSON that nmla reproduce writes of a table, but is not") from None
+    return record
+
+
+def gather(table: Table, wanted: Wanted, lm: Stage | None, root: Path, before: Record) -> tuple[Record, Outcome | None]:
+    """All that is wanted, each from its stage or, where that is not done, from `before`; and what those stages say of
+    the test set. Perplexities are told if `lm` is done."""
+    done = {of: stage for of, stage in wanted.items() if stage.done(root)}
+    record = Record(reference=dict(before.reference))
+    for (row, way, seed), stage in wanted.items():
+        name = stage.directory(root).name
+        known: dict[str, Any] = {"analysis": {}, "beyond": {}, **before.measured.get(name, {})}
+        known |= {"row": row, "way": way, "seed": seed}
+        if (row, way, seed) in done:
+            known |= _scored(table, stage, root)
+        record.measured[name] = known
+        for training in trainings(stage.inputs["model"]):
+            told = training.directory(root)
+            log = read_log(told) if training.done(root) else before.trainings.get(told.name)
+            if log:
+                record.trainings[told.name] = log
+    _compare(table, wanted, done, root, record)
+    return record, _analyse(table, shown_first(table, wanted, done), lm, root, record)
+
+
+def shown_first(table: Table, wanted: Wanted, among: Wanted) -> dict[str, Stage]:
+    """Of each row, the stage that is analysed: its first way and seed. What all are compared with comes first."""
+    first: dict[str, Of] = {}
+    for of in wanted:
+        first.setdefault(of[0], of)
+    chosen = {row: among[of] for row, of in first.items() if of in among}
+    return dict(sorted(chosen.items(), key=lambda one: one[0] != baseline_row(table)))
+
+
+def baseline_row(table: Table) -> str:
+    return table.baseline or table.rows[0].name
+
+
+def pairs(table: Table, wanted: Wanted) -> tuple[dict[tuple[str, str], Of], Of | None, dict[Of, Of]]:
+    """First seeds by row and way; the one that all are tested against; and those with a control, in the same way."""
+    seeds = {row.name: table.seeds_of(row) for row in table.rows}
+    first = {of[:2]: of for of in wanted if of[2] == seeds[of[0]][0]}
+    baseline = next((of for of in first.values() if of[0] == baseline_row(table)), None)
+    controls = {row.name: row.control for row in table.rows}
+    beside = {of: first[controls[row], way] for (row, way), of in first.items() if (controls[row], way) in first}
+    return first, baseline, beside
+
+
+def trainings(model: Stage) -> list[Stage]:
+    """A model's own trainings, first to last; not those of its teachers."""
+    return [*(trainings(model.inputs["start"]) if "start" in model.inputs else []), model]
+
+
+def analysis_command(
+    table: Table, shown: Mapping[str, Stage], lm: Stage | None, root: Path, record: Record
+) -> list[str]:
+    command = ["nmla", "analyse", "--source", table.test.source, "--quantiles", str(QUANTILES)]
+    for reference in table.test.references:
+        command += ["--reference", reference]
+    for row, scored in shown.items():
+        command += ["--system", f"{row}={scored.directory(root) / TRANSLATIONS}"]
+    if lm is not None and "perplexity" in record.reference:
+        command += ["--lm", str(lm.directory(root) / "lm.lm"), "--tokenizer", lm.paths["tokenizer"]]
+    return command
+
+
+def _scored(table: Table, stage: Stage, root: Path) -> dict[str, Any]:
+    scores = json.loads((stage.directory(root) / "scores.json").read_text(encoding="utf-8"))
+    result = {one["name"]: one["score"] for one in scores["measured"]}
+    signatures = {one["name"]: one["signature"] for one in scores["measured"]}
+    if table.meteor and (judged := judging(table, stage)).done(root):
+        one = json.loads((judged.directory(root) / METEOR).read_text(encoding="utf-8"))
+        result["METEOR"], signatures["METEOR"] = one["score"], one["signature"]
+    costs = [cost(read_log(of.directory(root))) for of in trainings(stage.inputs["model"])]
+    return {
+        **result,
+        "signatures": signatures,
+        "entropy": scores["entropy"],
+        "decoding": scores["decoding"],
+        "steps": [steps for steps, _ in costs],
+        "seconds": [seconds for _, seconds in costs],
+    }
+
+
+def cost(log: list[dict[str, Any]]) -> tuple[int, float]:
+    """The last step of a training, and the seconds that so many take at their median pace: whatever else the machine
+    did for a while, or a halt of the whole process, does not count."""
+    events = [event for event in log if event["event"] == "train"] or log[-1:]  # one that gave up early logged none
+    paces = [
+        (event["seconds"] - before["seconds"]) / (event["step"] - before["step"])
+        for before, event in itertools.pairwise(({"step": 0, "seconds": 0.0}, *events))
+    ]
+    return log[-1]["step"], log[-1]["step"] * statistics.median(paces)
+
+
+def _compare(table: Table, wanted: Wanted, done: Wanted, root: Path, record: Record) -> None:
+    """Test each first seed against the baseline and its control, where the outputs of both are here."""
+    references = read_references([*map(Path, table.test.references)])
+    first, baseline, beside = pairs(table, wanted)
+    outputs = {
+        of: System.of_file(of[0], done[of].directory(root) / TRANSLATIONS).outputs
+        for of in first.values()
+        if of in done
+    }
+    for of in outputs:
+        for other in (baseline, beside.get(of)):
+            if other is None or other == of or other not in outputs:
+                continue
+            test = measure(outputs[of], references, baseline=outputs[other], samples=SAMPLES, only=["BLEU"])[0]
+            name, than = (done[one].directory(root).name for one in (of, other))
+            record.measured[name]["beyond"][than] = [test.difference, *(test.difference_interval or ())]
+
+
+def _analyse(table: Table, shown: Mapping[str, Stage], lm: Stage | None, root: Path, record: Record) -> Outcome | None:
+    if not shown:
+        return None
+    fluency: dict[str, Any] = {}
+    if lm is not None and lm.done(root):
+        tokenizer = Tokenizer.load(Path(lm.paths["tokenizer"]))
+        if splits_text(tokenizer):
+            fluency = {"lm": NgramLM.load(lm.directory(root) / "lm.lm", tokenizer), "tokenizer": tokenizer}
+    systems = [System.of_file(row, stage.directory(root) / TRANSLATIONS) for row, stage in shown.items()]
+    sources, references = read_lines(Path(table.test.source)), read_references([*map(Path, table.test.references)])
+    analysis = analyse(systems, references, sources=sources, quantiles=QUANTILES, **fluency)
+    measures = [row for row in rows(analysis) if row.name.startswith("BLEU, ") or row.name in SHOWN]
+    figures = by_system(analysis, measures)
+    *told, of_reference = [dict(zip(figures.header[1:], line[1:], strict=True)) for line in figures.rows]
+    for stage, columns in zip(shown.values(), told, strict=True):
+        record.measured[stage.directory(root).name]["analysis"] = columns
+    record.reference.update(of_reference)
+    return Outcome(sources, references, systems, analysis)
+
+
+def _thinned(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All validations, and of the rest what a curve needs."""
+    losses = [event for event in log if event["event"] == "train"]
+    kept = losses[:: max(len(losses) // POINTS, 1)] + losses[-1:]
+    return [
+        event if event["event"] != "train" else {name: event.get(name) for name in ("event", "step", "seconds", "loss")}
+        for event in log
+        if event["event"] != "train" or any(event is one for one in kept)
+    ]
