@@ -141,6 +141,12 @@ def test_from_logits_is_the_same_as_from_their_log_probabilities(name, offset):
         torch.testing.assert_close(found.grad, expected.grad.nan_to_num(0.0))
 
 
+def test_cross_entropy_keeps_its_digits_where_logits_are_large():
+    logits = torch.tensor([[[60.0, 48.0, 0.0]]]) + 2.0**17
+    loss = cross_entropy_loss_with_logits(logits, torch.tensor([[0]]), torch.tensor([1]), torch.tensor([1]))
+    torch.testing.assert_close(loss, -logits.double().log_softmax(-1)[0, 0, :1].float(), rtol=0.05, atol=0.0)
+
+
 def test_gradcheck_of_expectations():
     case = case_for("ctc", batch=2, positions=5, vocabulary=3)
     log_probs, lengths = leaf(case.log_probs.nan_to_num(-1.0)), case.input_lengths.clamp(max=5)

@@ -21,7 +21,7 @@ from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
 from nmla.reproduce.record import cost
 from nmla.reproduce.run import _Asked, reproduce
-from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, run, stages, training
+from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, judging, run, stages, training
 from nmla.reproduce.table import load_table
 
 TABLE = """
@@ -292,7 +292,7 @@ def test_what_a_record_tells_is_not_made_again(made, tmp_path, capsys):
     assert main(["reproduce", str(path), "--record", str(record)]) == 0
     shown, said = capsys.readouterr()
     assert numbers(shown) == numbers(made[1])
-    assert "nmla reproduce: 6 of 6 measurements are taken from " in said
+    assert "record.json tells 6 of 6 measurements" in said
     assert not [*tmp_path.glob("out/stages/*/done.json")]
     again = json.loads((tmp_path / "out" / "table.json").read_text())
     assert again == json.loads(Path(record).read_text())  # what is known of it can go on to a third
@@ -319,13 +319,83 @@ def test_what_a_record_does_not_tell_is_made(made, tmp_path):
     assert "| Later | — | — | — |" in text  # nothing is known of how it differs from what is not here
 
 
+def test_outputs_without_their_models_are_enough(made, tmp_path):
+    """What was scored can be compared and analysed, and is not trained again."""
+    path, record = elsewhere(made, tmp_path, "autoregressive", "ctc", "tuned")
+    assert numbers(reproduce(path, record=Path(record))) == numbers(made[1])
+    assert not [*tmp_path.glob("out/stages/ctc*")]
+    assert numbers(reproduce(path, so_far=True, record=Path(record))) == numbers(made[1])
+
+
+def test_perplexities_are_by_one_language_model(made, tmp_path):
+    path, record = elsewhere(made, tmp_path)
+    path.write_text(path.read_text().replace("order: 2", "order: 1"))
+    text = reproduce(path, so_far=True, record=Path(record))
+    assert "| perplexity |" in made[1]
+    assert "| perplexity |" not in text
+    assert [line.split(" | ")[:2] for line in numbers(text)] == [line.split(" | ")[:2] for line in numbers(made[1])]
+    path.write_text(re.sub("lm: true, ", "", re.sub("lm: {.*}\n", "", path.read_text())))
+    assert "perplexity |" not in reproduce(path, so_far=True, record=Path(record))
+
+
+def test_a_record_keeps_what_is_not_shown(made, tmp_path):
+    path, record = elsewhere(made, tmp_path)
+    path.write_text(path.read_text().replace("- {name: CTC continued", "#").replace(", control: CTC continued", ""))
+    reproduce(path, record=Path(record))
+    assert json.loads((tmp_path / "out" / "table.json").read_text())["measured"].keys() == told(record).keys()
+
+
+def test_meteor_of_a_record_is_of_the_same_language(made, tmp_path):
+    path, record = elsewhere(made, tmp_path)
+    judged = json.loads(Path(record).read_text())
+    path.write_text(path.read_text() + "meteor: de\n")
+    for (name, entry), stage in zip(judged["measured"].items(), stages(*load_table(path)).values(), strict=True):
+        assert name == stage.directory(tmp_path).name
+        entry["METEOR"], entry["signatures"]["METEOR"] = 0.4326, "meteor"
+        entry["judged"] = judging(load_table(path)[0], stage).directory(tmp_path).name
+    Path(record).write_text(json.dumps(judged))
+    text = reproduce(path, record=Path(record))
+    assert " | 0.433 | " in text
+    assert "; METEOR: `meteor`" in text
+    path.write_text(path.read_text().replace("meteor: de", "meteor: fr"))
+    assert "METEOR" not in reproduce(path, so_far=True, record=Path(record))
+    path.write_text(path.read_text().replace("meteor: fr\n", ""))
+    assert numbers(reproduce(path, record=Path(record))) == numbers(made[1])
+
+
+def told(record):
+    return json.loads(Path(record).read_text())["measured"]
+
+
+def broken(record):
+    """The record, spoilt in one place each time."""
+    whole = json.loads(Path(record).read_text())
+    name, *_ = whole["measured"]
+    for key, entry in whole["measured"][name].items():
+        if key not in ("row", "way", "seed"):
+            yield {**whole, "measured": {name: {**whole["measured"][name], key: None}}}
+            if isinstance(entry, dict) and key == "beyond":
+                yield {**whole, "measured": {name: {**whole["measured"][name], key: {"a": [1.0, 2.0]}}}}
+    yield whole | {"reference": None}
+    yield whole | {"reference": {"repeats": 0.1}}
+    yield whole | {"trainings": {"a": []}}
+    yield whole | {"trainings": {"a": [{"step": 1}]}}
+
+
 def test_a_record_must_be_one(made, tmp_path):
-    for wrong in ("", "[]", "{}x", '{"measured": {"a": {}}}', '{"trainings": {"a": []}}', '{"odd": 1}'):
+    record = made[0].parent / "out" / "table.json"
+    wrongs = ["", "[]", "{}x", '{"measured": {"a": {}}}', '{"odd": 1}', "[" * 10**5, *map(json.dumps, broken(record))]
+    for wrong in wrongs:
         (tmp_path / "record.json").write_text(wrong)
         with pytest.raises(DataError, match=r"record\.json: must be the JSON that nmla reproduce writes of a table"):
             reproduce(made[0], record=tmp_path / "record.json")
     with pytest.raises(UsageError, match=r"none\.json"):
         reproduce(made[0], record=tmp_path / "none.json")
+    (tmp_path / "record.json").write_text("{}")
+    with pytest.raises(
+        UsageError, match=r"record\.json: must tell of this table, but tells none of its 6 measurements"
+    ):
+        reproduce(made[0], record=tmp_path / "record.json")
 
 
 def test_a_training_that_gave_up_early_has_steps():

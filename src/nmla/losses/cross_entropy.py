@@ -68,7 +68,8 @@ def cross_entropy_loss_with_logits(
 ) -> Tensor:
     """:func:`cross_entropy_loss` of ``log_softmax(logits)`` in less time and memory: what training uses.
 
-    Of float32 logits, the gradient is the only tensor of their size that is made. It cannot be differentiated again.
+    Of float32 logits with as many positions as targets, the gradient is the only tensor of their size that is made. It
+    cannot be differentiated again.
 
     Args:
         logits: ``(B, T, V)``, any real numbers; -inf for a token that cannot occur.
@@ -103,11 +104,12 @@ class _FromLogits(torch.autograd.Function):
         ctx.smoothing, ctx.positions = smoothing, logits.shape[1]
         logits = logits[:, :positions]
         probs_BTV = logits.softmax(-1, dtype=full_type(logits))
-        # From the likeliest token, whose probability never is too small for a logarithm.
-        top_BT = full_precision(logits.amax(-1)) - probs_BTV.amax(-1).log()
-        log_p_BT = full_precision(logits.gather(2, targets_BT.unsqueeze(-1)).squeeze(-1)) - top_BT
+        # From the likeliest token, whose probability never is too small for a logarithm. Its logit is taken away first:
+        # where all are large, small differences of their sums would be lost.
+        top_BT, log_top_BT = full_precision(logits.amax(-1)), probs_BTV.amax(-1).log()
+        log_p_BT = full_precision(logits.gather(2, targets_BT.unsqueeze(-1)).squeeze(-1)) - top_BT + log_top_BT
         if smoothing:
-            mean_BT = logits.mean(-1, dtype=full_type(logits)) - top_BT
+            mean_BT = logits.mean(-1, dtype=full_type(logits)) - top_BT + log_top_BT
             log_p_BT = (1 - smoothing) * log_p_BT + smoothing * mean_BT
         ctx.save_for_backward(logits, targets_BT, used_BT)
         ctx.probs_BTV = probs_BTV if ctx.needs_input_grad[0] else None

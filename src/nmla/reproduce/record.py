@@ -4,7 +4,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nmla.text.tokenizer import Tokenizer
 
 QUANTILES = 4  # parts of the test set, by length
 SHOWN = ("repeats", "perplexity", "discordant pairs", "blanks")  # of an analysis, beside BLEU by length
+FIGURES = ("BLEU", "brevity penalty", "length ratio", "chrF", "TER", "entropy")  # that every stage which scored has
 POINTS = 25  # of a training's losses that are kept, for its curve
 
 Of = tuple[str, str, int]  # row, way and seed
@@ -35,6 +36,7 @@ class Record:
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each stage that scored found
     trainings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # what each training logged, thinned
     reference: dict[str, str] = field(default_factory=dict)  # what the analysis says of the reference
+    lm: str = ""  # what perplexities are by
 
     def as_json(self) -> str:
         whole = asdict(self)
@@ -45,36 +47,66 @@ class Record:
 def read_record(path: Path) -> Record:
     require_file(path)
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(**whole)
+        record = Record(**json.loads(path.read_text(encoding="utf-8")))
         for entry in record.measured.values():
-            _ = entry["BLEU"], entry["beyond"], entry["analysis"], entry["decoding"], entry["steps"]
+            _check_measured(entry)
         for log in record.trainings.values():
-            _ = log[-1]["step"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            cost(log)
+        texts = [record.reference, *(entry["analysis"] for entry in record.measured.values())]
+        if not all(isinstance(text, str) for of in texts for text in of.values()):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
         raise DataError(f"{path}: must be the JSON that nmla reproduce writes of a table, but is not") from None
     return record
+
+
+def _check_measured(entry: dict[str, Any]) -> None:
+    """Look at all that is told of one, as it will be: what is not there or of another kind raises."""
+    figures = [entry[name] for name in FIGURES]
+    figures += [entry["METEOR"]] if "METEOR" in entry else []
+    figures += [entry["decoding"][name] for name in ("beam_size", "alpha", "beta", "blank_penalty")]
+    for test in entry["beyond"].values():
+        figures += test if len(test) in (1, 3) else [None]
+    for of in zip(entry["steps"], entry["seconds"], strict=True):
+        figures += of
+    texts = [entry["judged"], *entry["signatures"].values()]
+    if not all(isinstance(one, (int, float)) for one in figures) or not all(isinstance(one, str) for one in texts):
+        raise TypeError
 
 
 def gather(table: Table, wanted: Wanted, lm: Stage | None, root: Path, before: Record) -> tuple[Record, Outcome | None]:
     """All that is wanted, each from its stage or, where that is not done, from `before`; and what those stages say of
     the test set. Perplexities are told if `lm` is done."""
+    by = lm.directory(root).name if lm is not None else ""
+    before = before if before.lm == by else _without_perplexities(before)
     done = {of: stage for of, stage in wanted.items() if stage.done(root)}
-    record = Record(reference=dict(before.reference))
+    record = Record(dict(before.measured), dict(before.trainings), dict(before.reference), by)
     for (row, way, seed), stage in wanted.items():
         name = stage.directory(root).name
-        known: dict[str, Any] = {"analysis": {}, "beyond": {}, **before.measured.get(name, {})}
-        known |= {"row": row, "way": way, "seed": seed}
+        known: dict[str, Any] = {"analysis": {}, "beyond": {}, "signatures": {}, **before.measured.get(name, {})}
+        known |= {"row": row, "way": way, "seed": seed}  # of rows that share it the last, for people
+        judged = judging(table, stage).directory(root).name if table.meteor else ""
+        if known.get("judged") != judged:
+            known.pop("METEOR", None)
+            known["judged"] = ""
         if (row, way, seed) in done:
-            known |= _scored(table, stage, root)
+            known |= _scored(table, stage, root, known)
         record.measured[name] = known
         for training in trainings(stage.inputs["model"]):
-            told = training.directory(root)
-            log = read_log(told) if training.done(root) else before.trainings.get(told.name)
-            if log:
-                record.trainings[told.name] = log
+            if training.done(root):
+                record.trainings[training.directory(root).name] = read_log(training.directory(root))
     _compare(table, wanted, done, root, record)
     return record, _analyse(table, shown_first(table, wanted, done), lm, root, record)
+
+
+def _without_perplexities(record: Record) -> Record:
+    """What was told by another language model is not what this table tells."""
+
+    def rest(of: dict[str, str]) -> dict[str, str]:
+        return {name: text for name, text in of.items() if name != "perplexity"}
+
+    measured = {name: {**entry, "analysis": rest(entry["analysis"])} for name, entry in record.measured.items()}
+    return replace(record, measured=measured, reference=rest(record.reference))
 
 
 def shown_first(table: Table, wanted: Wanted, among: Wanted) -> dict[str, Stage]:
@@ -118,22 +150,19 @@ def analysis_command(
     return command
 
 
-def _scored(table: Table, stage: Stage, root: Path) -> dict[str, Any]:
+def _scored(table: Table, stage: Stage, root: Path, known: dict[str, Any]) -> dict[str, Any]:
     scores = json.loads((stage.directory(root) / "scores.json").read_text(encoding="utf-8"))
     result = {one["name"]: one["score"] for one in scores["measured"]}
-    signatures = {one["name"]: one["signature"] for one in scores["measured"]}
+    signatures = known["signatures"] | {one["name"]: one["signature"] for one in scores["measured"]}
     if table.meteor and (judged := judging(table, stage)).done(root):
         one = json.loads((judged.directory(root) / METEOR).read_text(encoding="utf-8"))
-        result["METEOR"], signatures["METEOR"] = one["score"], one["signature"]
-    costs = [cost(read_log(of.directory(root))) for of in trainings(stage.inputs["model"])]
-    return {
-        **result,
-        "signatures": signatures,
-        "entropy": scores["entropy"],
-        "decoding": scores["decoding"],
-        "steps": [steps for steps, _ in costs],
-        "seconds": [seconds for _, seconds in costs],
-    }
+        result |= {"METEOR": one["score"], "judged": judged.directory(root).name}
+        signatures["METEOR"] = one["signature"]
+    own = [of.directory(root) for of in trainings(stage.inputs["model"])]
+    if "steps" not in known or all((of / "log.jsonl").exists() for of in own):
+        costs = [cost(read_log(of)) for of in own]
+        result |= {"steps": [steps for steps, _ in costs], "seconds": [seconds for _, seconds in costs]}
+    return {**result, "signatures": signatures, "entropy": scores["entropy"], "decoding": scores["decoding"]}
 
 
 def cost(log: list[dict[str, Any]]) -> tuple[int, float]:
@@ -180,7 +209,8 @@ def _analyse(table: Table, shown: Mapping[str, Stage], lm: Stage | None, root: P
     figures = by_system(analysis, measures)
     *told, of_reference = [dict(zip(figures.header[1:], line[1:], strict=True)) for line in figures.rows]
     for stage, columns in zip(shown.values(), told, strict=True):
-        record.measured[stage.directory(root).name]["analysis"] = columns
+        known = record.measured[stage.directory(root).name]
+        known["analysis"] = known["analysis"] | columns
     record.reference.update(of_reference)
     return Outcome(sources, references, systems, analysis)
 

@@ -11,7 +11,7 @@ from nmla.evaluation.document import Block, Code, Figures, Picture, to_html, to_
 from nmla.evaluation.measure import SAMPLES
 from nmla.evaluation.runs import Outcome, Run, report
 from nmla.files import write_text
-from nmla.reproduce.record import Of, Record, Wanted, analysis_command, pairs, shown_first, trainings
+from nmla.reproduce.record import SHOWN, Of, Record, Wanted, analysis_command, pairs, shown_first, trainings
 from nmla.reproduce.stages import OUTPUTS, Stage, recipe_of
 from nmla.reproduce.table import Table
 
@@ -176,13 +176,16 @@ def _beside(shown: Mapping[str, Stage], record: Record, root: Path) -> Figures:
     told = {row: record.measured[stage.directory(root).name]["analysis"] for row, stage in shown.items()}
     told["the reference"] = record.reference
     columns = [*dict.fromkeys(column for of in told.values() for column in of)]
+    columns.sort(key=lambda column: SHOWN.index(column) if column in SHOWN else -1)  # a record may lack some
     return Figures(
         ["system", *columns], [[row, *(of.get(column, ABSENT) for column in columns)] for row, of in told.items()]
     )
 
 
 def _legend(results: Results) -> str:
-    signatures = {name: of for result in results.values() for name, of in result["signatures"].items()}
+    signatures = {
+        name: of for result in results.values() for name, of in result["signatures"].items() if name in result
+    }
     named = "; ".join(
         f"{name}: `{signatures[name]}`" for name in ("BLEU", "chrF", "TER", "METEOR") if name in signatures
     )

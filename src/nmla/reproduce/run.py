@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,11 +41,14 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | No
     lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None
     root = Path(table.output) / "stages"
     before = read_record(record) if record is not None else Record()
-    told = [
-        of for of, stage in wanted.items() if not stage.done(root) and stage.directory(root).name in before.measured
-    ]
-    if told:
-        say(f"nmla reproduce: {len(told)} of {len(wanted)} measurements are taken from {record}")
+    told = {of for of, stage in wanted.items() if stage.directory(root).name in before.measured}
+    if record is not None:
+        if not told:
+            raise UsageError(
+                f"{record}: must tell of this table, but tells none of its {len(wanted)} measurements: settings, "
+                "corpus, test set and sacrebleu's version must be the same"
+            )
+        say(f"nmla reproduce: {record} tells {len(told)} of {len(wanted)} measurements")
     missing = []
     if so_far:
         missing = [of for of, stage in wanted.items() if of not in told and not stage.done(root)]
@@ -53,17 +56,17 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | No
         if not wanted:
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
-        here = [stage for of, stage in wanted.items() if of not in told]
-        needed = [stage for of in here for stage in of.needed()]
+        here = [stage for of, stage in wanted.items() if of not in told or stage.done(root)]
+        needed = [stage for of, scored in wanted.items() if of not in told for stage in scored.needed()]
         run_all([*needed, *([lm] if lm is not None and here else [])], root, jobs)
         _judge(table, here, root, jobs)
     found, test = gather(table, wanted, lm, root, before)
     return render(path, table, wanted, missing, lm, root, found, test)
 
 
-def _judge(table: Table, scored: Iterable[Stage], root: Path, jobs: int) -> None:
+def _judge(table: Table, scored: Sequence[Stage], root: Path, jobs: int) -> None:
     """Measure METEOR where the table asks for it; without its program, or where that fails, the table does without."""
-    if not table.meteor:
+    if not table.meteor or not scored:
         return
     try:
         find_meteor(table.meteor)
