@@ -477,7 +477,8 @@ def test_teachers_are_stages_of_their_own(digits, tmp_path):
 def test_a_teachers_student_is_made_and_scored(digits, tmp_path, capsys):
     """Teacher, its translations, a model of them whose lengths the teacher chooses among."""
     path = write_table(tmp_path, digits, ("families: [autoregressive]", "teacher: true, families: [fixed_length]"))
-    teacher = "teacher={model: {family: autoregressive, d_model: 32, heads: 2}, train: {loss: cross_entropy, steps: 5}}"
+    small = "d_model: 32, heads: 2, feed_forward: 64, encoder_layers: 1, decoder_layers: 1"
+    teacher = f"teacher={{model: {{family: autoregressive, {small}}}, train: {{loss: cross_entropy, steps: 5}}}}"
     student = ["model.family=fixed_length", "train.loss=cross_entropy", "finetune=null", teacher]
     head, _, _ = path.read_text().replace("baseline: CTC\n", "").partition("- {name: teacher")
     path.write_text(f"{head}- {{name: student, overrides: {json.dumps(student)}}}\n")
