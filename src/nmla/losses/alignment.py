@@ -216,7 +216,7 @@ def _lattice(
     sentences, positions, _ = scores.shape
     references = targets.shape[1] if several else 1
     targets, target_lengths = targets.flatten(0, -2), target_lengths.flatten()
-    unused_BT = ~in_use(input_lengths, positions)  # before references are told apart
+    unused_BT = ~in_use(input_lengths, positions)  # of each sentence, whatever its references
     input_lengths = input_lengths.repeat_interleave(references)
     batch = len(targets)
     states = 2 * targets.shape[1] + 1
@@ -234,7 +234,7 @@ def _lattice(
     last_B1 = 2 * target_lengths.unsqueeze(1)
     may_end_BS = (state_S == last_B1) | (state_S == last_B1 - 1)
 
-    padding_BT = ~in_use(input_lengths, positions)
+    padding_BT = unused_BT.repeat_interleave(references, dim=0)
     ids_BTK = tokens_BS.view(sentences, 1, references * states).expand(-1, positions, -1)
     if from_logits:
         gathered_BTK: Tensor = _GatheredLogProbs.apply(scores, ids_BTK, unused_BT)
