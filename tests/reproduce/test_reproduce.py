@@ -118,6 +118,26 @@ def test_a_row_is_tested_against_its_control_in_the_same_way(made, capsys):
     assert cells[0] == f"{bleu['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
+def test_each_seed_stands_beside_the_same_of_its_control(made, digits, tmp_path):
+    """From numbers that a record tells: three seeds of one row, two of the other."""
+    changes = [
+        ("continued, overrides: [finetune.loss=ctc]", "continued, overrides: [finetune.loss=ctc], seeds: [1, 2, 3]")
+    ]
+    changes += [("control: CTC continued", "control: CTC continued, seeds: [1, 2], ways: [argmax]")]
+    path = write_table(tmp_path, digits, *changes)
+    record = json.loads((made[0].parent / "out" / "table.json").read_text())
+    found = {"CTC continued": {1: 30, 2: 31, 3: 50}, "NMLA": {1: 32, 2: 34}}
+    known = next(iter(record["measured"].values()))
+    for (row, _, seed), stage in stages(*load_table(path)).items():
+        bleu = found.get(row, {}).get(seed, 10)
+        record["measured"][stage.directory(tmp_path).name] = {**known, "BLEU": bleu, "beyond": {}}
+    (tmp_path / "told.json").write_text(json.dumps(record))
+    text = reproduce(path, record=tmp_path / "told.json")
+    assert "\n| BLEU, each seed beside the same | argmax |\n" in text
+    assert "\n| NMLA beyond CTC continued | +2.5 ± 0.7 (+2.0, +3.0) |\n" in text
+    assert "each seed beside the same" not in made[1]  # one seed has nothing to spread
+
+
 def test_published_figures_stand_beside_those_that_were_found(made):
     page = made[1].split("\n\n")
     found = next(line for line in page[3].split("\n") if line.startswith("| CTC |")).split(" | ")[1]

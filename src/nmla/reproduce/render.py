@@ -1,5 +1,6 @@
 """A table of results as Markdown and as a page: every number with the command that prints it."""
 
+import itertools
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ def render(
             for of, other in beside.items()
         }
         blocks.append(_beyond(table, "BLEU, in the same way", tests))
+    if (by_seed := _by_seed(table, results)).rows:
+        blocks.append(by_seed)
     if any(row.published for row in table.rows):
         blocks += [_published(table, results), f"Published: {table.published.strip()}"]
     blocks += [_details(results), _beside(shown, record, root), _legend(results)]
@@ -137,8 +140,26 @@ def _beyond(table: Table, title: str, tests: Mapping[tuple[str, str], Sequence[f
         difference, low, high = test
         return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
 
-    ways = [way for way in table.ways if any(of[1] == way for of in tests)]
-    rows = [[row, *(cell(tests.get((row, way))) for way in ways)] for row in dict.fromkeys(row for row, _ in tests)]
+    return _by_way(table, title, {of: cell(test) for of, test in tests.items()})
+
+
+def _by_seed(table: Table, results: Results) -> Figures:
+    """How far rows of several seeds are from their control, each seed from its own."""
+    cells = {}
+    for row, way in itertools.product(table.rows, table.ways):
+        same = [((row.name, way, seed), (row.control, way, seed)) for seed in table.seeds_of(row)]
+        both = [(results[own], results[other]) for own, other in same if own in results and other in results]
+        differences = [own["BLEU"] - other["BLEU"] for own, other in both]
+        if len(differences) > 1:
+            each = ", ".join(f"{of:+.1f}" for of in differences)
+            spread = f"{statistics.fmean(differences):+.1f} ± {statistics.stdev(differences):.1f}"
+            cells[f"{row.name} beyond {row.control}", way] = f"{spread} ({each})"
+    return _by_way(table, "BLEU, each seed beside the same", cells)
+
+
+def _by_way(table: Table, title: str, cells: Mapping[tuple[str, str], str]) -> Figures:
+    ways = [way for way in table.ways if any(of[1] == way for of in cells)]
+    rows = [[row, *(cells.get((row, way), "—") for way in ways)] for row in dict.fromkeys(row for row, _ in cells)]
     return Figures([title, *ways], rows)
 
 
@@ -191,13 +212,13 @@ def _legend(results: Results) -> str:
     )
     return (
         "BP is BLEU's brevity penalty. ± is the standard deviation over seeds, where there are several. Differences "
-        f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds). The last two tables are "
-        "of each row's first way of decoding: length relative to the reference's, entropy in nats per output position, "
-        "steps of each of the model's own stages, and minutes that these take at their median pace, validation not "
-        "counted; then, of the first seeds, BLEU by the length of the reference, with the number of sentences, the "
-        "share of words equal to the one before, perplexity under the table's language model if it has one, the share "
-        "of pairs of words that stand in another order than in the reference, and the share of positions that are "
-        f"blank. {named}."
+        f"are with their 95 % interval (paired bootstrap, {SAMPLES} samples, the first seeds); where several seeds "
+        "have a control, also each seed's. The last two tables are of each row's first way of decoding: length "
+        "relative to the reference's, entropy in nats per output position, steps of each of the model's own stages, "
+        "and minutes that these take at their median pace, validation not counted; then, of the first seeds, BLEU by "
+        "the length of the reference, with the number of sentences, the share of words equal to the one before, "
+        "perplexity under the table's language model if it has one, the share of pairs of words that stand in another "
+        f"order than in the reference, and the share of positions that are blank. {named}."
     )
 
 
