@@ -148,8 +148,9 @@ def _by_seed(table: Table, results: Results) -> Figures:
     cells = {}
     for row, way in itertools.product(table.rows, table.ways):
         same = [((row.name, way, seed), (row.control, way, seed)) for seed in table.seeds_of(row)]
-        both = [(results[own], results[other]) for own, other in same if own in results and other in results]
-        differences = [own["BLEU"] - other["BLEU"] for own, other in both]
+        differences = [
+            results[own]["BLEU"] - results[other]["BLEU"] for own, other in same if {own, other} <= {*results}
+        ]
         if len(differences) > 1:
             each = ", ".join(f"{of:+.1f}" for of in differences)
             spread = f"{statistics.fmean(differences):+.1f} ± {statistics.stdev(differences):.1f}"
