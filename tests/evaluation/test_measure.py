@@ -8,7 +8,7 @@ from sacrebleu.significance import PairedTest
 
 from conftest import CORPORA
 from nmla.errors import DataError
-from nmla.evaluation.measure import measure, read_references, table
+from nmla.evaluation.measure import bleu_beyond, bleu_counts, measure, read_references, table
 from nmla.text.lines import read_lines
 
 WORDS = "der die das alte neue Haus Baum Hund sieht geht läuft heute morgen und , .".split()
@@ -138,3 +138,11 @@ def test_lists_must_be_equally_long(systems):
         measure(better, [references], baseline=worse[:-1])
     with pytest.raises(DataError, match="at least one output to score, but there is none"):
         measure([], [references])
+
+
+def test_bleu_is_compared_from_counts_alone():
+    own, other = ["a b c d e", "f g h i j", "k l"], ["a b c e d", "f g h i", "k l m"]
+    references = [["a b c d e f", "f g h i j", None], ["a b", None, "k l m"]]
+    expected = measure(own, references, baseline=other, samples=100, only=["BLEU"])[0]
+    found = bleu_beyond(bleu_counts(own, references), bleu_counts(other, references), samples=100)
+    assert found == [expected.difference, *expected.difference_interval]

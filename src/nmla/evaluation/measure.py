@@ -73,14 +73,31 @@ def measure(
 def _measure(
     name: str, metric: Any, hypotheses: Lines, references: References, baseline: Lines | None, samples: int
 ) -> Measured:
-    def score_each(sums: Counts) -> list[float]:
-        return [metric._compute_score_from_stats(of).score for of in sums]
-
     systems = [hypotheses] if baseline is None else [hypotheses, baseline]
-    counts = [np.array(metric._extract_corpus_statistics(of, references), np.float64) for of in systems]
+    counts = [_counts(metric, of, references) for of in systems]
     if samples and len(hypotheses) > 1:  # of one sentence there is no interval
         metric.n_bootstrap, metric.seed = samples, SEED  # for the signature
-    return compare(name, str(metric.get_signature()), score_each, counts, samples)
+    return compare(name, str(metric.get_signature()), _score_each(metric), counts, samples)
+
+
+def _counts(metric: Any, hypotheses: Lines, references: References) -> Counts:
+    return np.array(metric._extract_corpus_statistics(hypotheses, references), np.float64)
+
+
+def _score_each(metric: Any) -> Score:
+    return lambda sums: [metric._compute_score_from_stats(of).score for of in sums]
+
+
+def bleu_counts(hypotheses: Lines, references: References) -> Counts:
+    """What BLEU counts in each sentence: enough to compare systems whose outputs are not at hand."""
+    return _counts(sacrebleu.BLEU(force=True), hypotheses, references)
+
+
+def bleu_beyond(own: Counts, baseline: Counts, samples: int = SAMPLES) -> list[float]:
+    """How far a system's BLEU is beyond a baseline's, then that difference's interval, as `measure` has them."""
+    found = compare("BLEU", "", _score_each(sacrebleu.BLEU(force=True)), [own, baseline], samples)
+    assert found.difference is not None
+    return [found.difference, *(found.difference_interval or ())]
 
 
 def compare(name: str, signature: str, score_each: Score, counts: Sequence[Counts], samples: int) -> Measured:
