@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import COPY_RECIPE
-from nmla.cli import COMMANDS
+from nmla.cli import COMMANDS, main
 from nmla.data.synthetic import HEADLINE, generate
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -400,3 +400,12 @@ def test_average_takes_only_what_belongs_together(examples, desk, tmp_path):
         done = nmla("average", *arguments, "--output", tmp_path / "new", cwd=desk)
         assert message in complaint(done, code)
         assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "1"), ("0", "0")])
+def test_large_tensors_stand_on_huge_pages_unless_told_otherwise(tmp_path, monkeypatch, given, expected):
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given)
+    if not given:
+        monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    assert main(["translate", "--model", str(tmp_path / "none")]) == 2
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == expected

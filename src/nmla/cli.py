@@ -420,6 +420,9 @@ def _say(message: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a mistake of the user's becomes one line on stderr and an exit code."""
     args = parser().parse_args(argv)
+    # Tensors of megabytes on huge pages, where the system has them: each training step makes these anew, and the page
+    # faults of small pages were a fifth of it. torch asks when it is first used.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):  # text is UTF-8 wherever it goes, and what is none is told
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
