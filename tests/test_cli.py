@@ -402,6 +402,7 @@ def test_average_takes_only_what_belongs_together(examples, desk, tmp_path):
         assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages")
 @pytest.mark.parametrize(("given", "expected"), [("", "1"), ("0", "0")])
 def test_large_tensors_stand_on_huge_pages_unless_told_otherwise(tmp_path, monkeypatch, given, expected):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given)

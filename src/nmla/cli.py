@@ -422,7 +422,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     # Tensors of megabytes on huge pages, where the system has them: each training step makes these anew, and the page
     # faults of small pages were a fifth of it. torch asks when it is first used.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):  # text is UTF-8 wherever it goes, and what is none is told
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:

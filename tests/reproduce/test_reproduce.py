@@ -13,13 +13,14 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nmla.cli import main
 from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
-from nmla.reproduce.record import cost
+from nmla.reproduce.record import _packed, cost
 from nmla.reproduce.run import _Asked, reproduce
 from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, judging, run, stages, training
 from nmla.reproduce.table import load_table
@@ -416,6 +417,30 @@ def test_a_record_must_be_one(made, tmp_path):
         UsageError, match=r"record\.json: must tell of this table, but tells none of its 6 measurements"
     ):
         reproduce(made[0], record=tmp_path / "record.json")
+
+
+def test_what_a_record_counts_is_of_this_test_set(made, tmp_path):
+    path, record = elsewhere(made, tmp_path)
+    whole = json.loads(Path(record).read_text())
+    for counts in (np.zeros((0, 10)), np.zeros((3, 10))):
+        for entry in whole["measured"].values():
+            if "counts" in entry:
+                entry["counts"] = _packed(counts)
+        Path(record).write_text(json.dumps(whole))
+        with pytest.raises(DataError, match=rf"must count in \d+ sentences, but does in {len(counts)}"):
+            reproduce(path, record=Path(record))
+
+
+def test_what_was_made_anew_is_compared_anew(made, tmp_path):
+    """Of a record whose numbers are another machine's, nothing is taken that belongs to these."""
+    path, record = elsewhere(made, tmp_path, "lm")
+    whole = json.loads(Path(record).read_text())
+    for entry in whole["measured"].values():
+        entry["BLEU"] += 1
+        entry["counts"] = _packed(np.zeros((3, 10)))
+        entry["beyond"] = {name: [-9.0, -10.0, -8.0] for name in entry["beyond"]}
+    Path(record).write_text(json.dumps(whole))
+    assert numbers(reproduce(path, record=Path(record))) == numbers(made[1])
 
 
 def test_a_training_that_gave_up_early_has_steps():

@@ -56,8 +56,9 @@ def measure(
         tokenised: the text is split into tokens already, and BLEU takes them as they are.
         only: which of the three.
     """
-    lists = [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)]
-    check_parallel(hypotheses, [*lists, ("the baseline", baseline)] if baseline is not None else lists)
+    _check_references(hypotheses, references)
+    if baseline is not None:
+        check_parallel(hypotheses, [("the baseline", baseline)])
     # By force: what it warns of, text that is split already, the command tells by its own options' names.
     bleu = sacrebleu.BLEU(tokenize="none", force=True) if tokenised else sacrebleu.BLEU(force=True)
     metrics: dict[str, Any] = {"BLEU": bleu, "chrF": sacrebleu.CHRF(), "TER": sacrebleu.TER()}
@@ -90,6 +91,7 @@ def _score_each(metric: Any) -> Score:
 
 def bleu_counts(hypotheses: Lines, references: References) -> Counts:
     """What BLEU counts in each sentence: enough to compare systems whose outputs are not at hand."""
+    _check_references(hypotheses, references)
     return _counts(sacrebleu.BLEU(force=True), hypotheses, references)
 
 
@@ -167,6 +169,10 @@ def read_references(paths: Sequence[Path]) -> list[list[str | None]]:
 def first_references(references: References) -> list[str]:
     """Of each sentence the first there is."""
     return [next((of for of in of_one if of is not None), "") for of_one in zip(*references, strict=True)]
+
+
+def _check_references(hypotheses: Lines, references: References) -> None:
+    check_parallel(hypotheses, [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)])
 
 
 def check_parallel(hypotheses: Lines, others: Sequence[tuple[str, Sequence[str | None]]], each: str = "output") -> None:

@@ -97,7 +97,11 @@ def gather(table: Table, wanted: Wanted, lm: Stage | None, root: Path, before: R
             known.pop("METEOR", None)
             known["judged"] = ""
         if (row, way, seed) in done:
-            known |= _scored(table, stage, root, known)
+            scored = _scored(table, stage, root, known)
+            if known.get("BLEU") != scored["BLEU"]:  # made anew, by another machine's sums
+                known["beyond"] = {}
+                known.pop("counts", None)
+            known |= scored
         record.measured[name] = known
         for training in trainings(stage.inputs["model"]):
             if training.done(root):
@@ -195,14 +199,16 @@ def _compare(table: Table, wanted: Wanted, done: Wanted, root: Path, record: Rec
             entry["counts"] = _packed(bleu_counts(outputs, references))
         if "counts" in entry:
             counts[of] = _unpacked(entry["counts"])
+            if len(counts[of]) != len(references[0]):
+                raise DataError(
+                    f"the record of {', '.join(of[:2])} must count in {len(references[0])} sentences, but does in "
+                    f"{len(counts[of])}"
+                )
     for of in counts:
         for other in (baseline, beside.get(of)):
             if other is None or other == of or other not in counts:
                 continue
-            than = wanted[other].directory(root).name
-            if than in known[of]["beyond"] and not {of, other} & {*done}:
-                continue  # told already
-            known[of]["beyond"][than] = bleu_beyond(counts[of], counts[other])
+            known[of]["beyond"][wanted[other].directory(root).name] = bleu_beyond(counts[of], counts[other])
 
 
 def _packed(counts: Counts) -> str:
