@@ -99,7 +99,7 @@ def test_commands_print_data_on_stdout(examples, desk):
     assert examples["score"].stdout.startswith("BLEU\t")
     assert "nrefs:1|case:mixed" in examples["score"].stdout
     assert examples["lm train"].stdout.startswith("1-grams\t300\n2-grams\t")
-    assert examples["reproduce"].stdout.startswith("## A table\n\n    nmla reproduce table.yaml\n\n| system | BLEU, ")
+    assert examples["reproduce"].stdout.startswith("# A table\n\n    nmla reproduce table.yaml\n\n| system | BLEU, ")
     assert examples["lm convert"].stdout == examples["lm train"].stdout
     assert examples["analyse"].stdout.startswith("measure\tctc\tnmla\tfile\treference\tnote\nBLEU\t")
     assert examples["report"].stdout == "report.html\n"

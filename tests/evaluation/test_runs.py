@@ -125,7 +125,7 @@ def test_document_as_page_and_as_markdown():
     page = to_html("T & U", [("One", blocks)])
     for part in ("<title>T &amp; U</title>", "<p>a &lt; b</p>", "<td>&lt;</td>", "<svg/>", "<summary>more</summary>"):
         assert part in page
-    text = "## T & U\n\n### One\n\na < b\n\n| x | y |\n| --- | --: |\n| 1 \\| 2 | < |\n\nmore:\n\n    1 < 2\n"
+    text = "# T & U\n\n## One\n\na < b\n\n| x | y |\n| --- | --: |\n| 1 \\| 2 | < |\n\nmore:\n\n    1 < 2\n"
     assert to_markdown("T & U", [("One", blocks)]) == text
 
 
@@ -160,8 +160,8 @@ def test_pictures_of_markdown_are_files(tmp_path):
     write_document(
         tmp_path / "a.md", "", [("One", ["text", Picture("<svg>1</svg>")]), ("Two", [Picture("<svg>2</svg>")])]
     )
-    text = "### One\n\ntext\n\n![One](a-1.svg)\n\n### Two\n\n![Two](a-2.svg)\n"
+    text = "## One\n\ntext\n\n![One](a-1.svg)\n\n## Two\n\n![Two](a-2.svg)\n"
     assert (tmp_path / "a.md").read_text() == text
     assert (tmp_path / "a-2.svg").read_text() == "<svg>2</svg>"
     write_document(tmp_path / "my page.md", "", [("One", [Picture("<svg/>")])])
-    assert (tmp_path / "my page.md").read_text() == "### One\n\n![One](<my page-1.svg>)\n"
+    assert (tmp_path / "my page.md").read_text() == "## One\n\n![One](<my page-1.svg>)\n"

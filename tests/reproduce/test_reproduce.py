@@ -72,7 +72,7 @@ def made(digits, tmp_path_factory):
 
 def test_table_has_every_row_with_its_command(made, digits, capsys):
     path, text = made
-    assert text.startswith("## Copying digits\n\nWhat the rows are.\n")
+    assert text.startswith("# Copying digits\n\nWhat the rows are.\n")
     assert f"    nmla reproduce {path}\n" in text
     assert (path.parent / "out" / "table.md").read_text() == text
     assert text.endswith("\n\n![Copying digits](table.svg)\n")
@@ -583,7 +583,7 @@ def test_stopped_table_goes_on(digits, tmp_path, made, number):
     assert out == ""
     if number != signal.SIGKILL:
         assert err.strip().split("\n")[-1].endswith("the same command goes on from there")
-    assert reproduce(path).startswith("## Stopped\n")  # it waits for what the kill may have left running
+    assert reproduce(path).startswith("# Stopped\n")  # it waits for what the kill may have left running
     stage = next(iter(stages(*load_table(path)).values())).inputs["model"]
     own, whole = (
         stage.directory(directory / "out" / "stages") / "model" / "model.safetensors"

@@ -55,10 +55,10 @@ def _html(block: Block) -> str:
 
 def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str] = ()) -> str:
     """Pictures are shown from files of these names, in their order; those that have none are left out."""
-    parts = [f"## {title}"] if title else []
+    parts = [f"# {title}"] if title else []
     files = iter(pictures)
     for heading, blocks in sections:
-        parts += [f"### {heading}"] if heading else []
+        parts += [f"## {heading}"] if heading else []
         for block in blocks:
             if not isinstance(block, Picture):
                 parts += [_markdown(block)] if block else []

@@ -44,9 +44,7 @@ class Record:
     lm: str = ""  # what perplexities are by
 
     def as_json(self) -> str:
-        whole = asdict(self)
-        whole["trainings"] = {name: _thinned(log) for name, log in self.trainings.items()}
-        return json.dumps(whole, indent=1) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def read_record(path: Path) -> Record:
@@ -105,7 +103,7 @@ def gather(table: Table, wanted: Wanted, lm: Stage | None, root: Path, before: R
         record.measured[name] = known
         for training in trainings(stage.inputs["model"]):
             if training.done(root):
-                record.trainings[training.directory(root).name] = read_log(training.directory(root))
+                record.trainings[training.directory(root).name] = _thinned(read_log(training.directory(root)))
     _compare(table, wanted, done, root, record)
     return record, _analyse(table, shown_first(table, wanted, done), lm, root, record)
 
