@@ -23,7 +23,10 @@ def unpack(name: str) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-@pytest.mark.skipif(not (CORPORA / "multi30k-en-de").is_dir(), reason="needs the corpora in NMLA_CORPORA")
+@pytest.mark.skipif(
+    not all((CORPORA / f"{name}-en-de").is_dir() for name in ("multi30k", "tatoeba")),
+    reason="needs the corpora in NMLA_CORPORA",
+)
 def test_page_comes_out_of_its_record(record, tmp_path, monkeypatch, capsys):
     table = f"recipes/tables/{record.stem}.yaml"
     monkeypatch.chdir(tmp_path)
