@@ -257,6 +257,8 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
             "--beam-size is for what a model does, but there",
         ),
         (("score", "--reference", "valid.de", "--meteor-jar", "x"), 2, "--meteor-jar must come with --meteor LANGUAGE"),
+        (("demo", "seed=1", "--output", "x", "seed=2"), 2, "demo: 'seed=2' must stand beside what else has no option"),
+        (("score", "--refrence", "x"), 2, "score: there is no option --refrence; see nmla score --help"),
         (("report", "runs/mine", "--output", "."), 2, "must end in .html or .md, but does not"),
         (
             ("report", "runs/mine", "--output", "x.html", "--lm", "lm.lm"),
@@ -271,7 +273,7 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         ((*LM_TRAIN, "--text", "train.de", "--output", "new.lm"), 2, "nowhere: must be a file, but does not exist"),
         (("lm", "convert", "train.de", "new.lm", "--tokenizer", "valid.de"), 3, "must be a sentencepiece model"),
         (BENCH, 2, "nowhere: must be a model directory"),
-        ((*BENCH, "--system", "nowhere"), 2, "--system must be NAME=DIR, but is 'nowhere'"),
+        ((*BENCH, "--system", "nowhere"), 2, "--system must be NAME=PATH, but is 'nowhere'"),
         ((*BENCH, "--system", "a=other"), 2, "systems must have names of their own, but two are called 'a'"),
         ((*BENCH, "--batch-sizes", "8", "0"), 2, "batch sizes must be at least 1, but there is 0"),
         ((*BENCH, "--sentences", "0"), 2, "sentences must be at least 1, but there is 0"),

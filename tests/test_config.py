@@ -56,7 +56,7 @@ def test_yaml_of_a_recipe_reads_back_equal():
         (["train.learning_rate=nan"], "learning_rate of a stage must be above 0, but is nan"),
         (["train.learning_rate=.inf"], "learning_rate must be a finite number, but is inf"),
         (["train.weight_decay=.inf"], "weight_decay must be at least 0 and finite, but is inf"),
-        (["train.combine.0=1"], "recipe: Cannot merge"),
+        (["train.combine.0=1"], "recipe: train.combine must be a list"),
         (["output="], "output must name a directory, but is ''"),
         (
             ["train.loss=nll"],

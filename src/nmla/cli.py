@@ -340,7 +340,7 @@ COMMANDS = {
             "--system": {
                 "action": "append",
                 "required": True,
-                "metavar": "NAME=DIR",
+                "metavar": "NAME=PATH",
                 "help": "a model of any family, or a CTranslate2 model with its sentencepiece models beside it, and "
                 "what it is called; give it again for more. Each is measured in all the ways it can be decoded",
             },
@@ -419,7 +419,16 @@ def _say(message: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a mistake of the user's becomes one line on stderr and an exit code."""
-    args = parser().parse_args(argv)
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if rest:
+        command, first = f"nmla {args.command}", rest[0]
+        what = (
+            f"there is no option {first}"
+            if first.startswith("-")
+            else f"{first!r} must stand beside what else has no option before it, but does not"
+        )
+        top.exit(UsageError.exit_code, f"{command}: {what}; see {command} --help\n")
     # Tensors of megabytes on huge pages, where the system has them: each training step makes these anew, and the page
     # faults of small pages were a fifth of it. torch asks when it is first used.
     if os.path.exists("/sys/kernel/mm/transparent_hugepage"):

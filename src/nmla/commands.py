@@ -1,12 +1,13 @@
 """What each command does with its arguments. Nothing heavy is imported until one runs."""
 
 import argparse
+import glob
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmla.errors import NmlaError, Stopped, UsageError
+from nmla.errors import DataError, NmlaError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from nmla.decoding.ngram_lm import NgramLM
@@ -128,10 +129,11 @@ def run_score(args: argparse.Namespace) -> None:
         find_meteor(args.meteor, args.meteor_jar)
 
     from nmla.evaluation.measure import SAMPLES, Measured, check_parallel, measure, read_references, table
+    from nmla.evaluation.systems import System, is_translation
 
     references = read_references(args.reference)
     compared: list[tuple[str, Sequence[str | None]]] = [*zip(map(str, args.reference), references, strict=True)]
-    baseline = read_lines(args.baseline) if args.baseline else None
+    baseline = System.of_file("baseline", args.baseline).outputs if args.baseline else None
     if baseline is not None:
         compared.append((str(args.baseline), baseline))
     entropy = None
@@ -148,6 +150,10 @@ def run_score(args: argparse.Namespace) -> None:
         entropy = mean_entropy(translations)
     else:
         hypotheses = list(decode_lines(standard_input(), "stdin"))
+        if hypotheses and is_translation(hypotheses[0]):
+            raise DataError(
+                "stdin: must be text, but is JSON; nmla analyse takes that, from a file that ends in .jsonl"
+            )
         check_parallel(hypotheses, compared)
     samples = SAMPLES if args.intervals or baseline is not None else 0
     if samples and len(hypotheses) == 1:
@@ -170,7 +176,7 @@ def run_analyse(args: argparse.Namespace) -> None:
     from nmla.evaluation.analysis_table import render
 
     analysis = analyse_files(
-        args.system,
+        _systems(args.system),
         args.reference,
         source=args.source,
         lm=args.lm,
@@ -216,6 +222,9 @@ def run_report(args: argparse.Namespace) -> None:
         raise UsageError("--lm is for what models write, so --source and --reference must be given too, but are not")
     check_settings(examples=args.examples)
     check_output(args.output)
+    if args.output.suffix == ".md" and not args.output.exists():
+        for path in args.output.parent.glob(f"{glob.escape(args.output.stem)}-*.svg"):
+            raise UsageError(f"{path}: must not be there before {args.output.name}, whose pictures would replace it")
     runs = find_runs(args.runs)
     fluency: dict[str, Any] = {}
     if args.lm is not None:
@@ -329,15 +338,15 @@ def run_bench_speed(args: argparse.Namespace) -> None:
 
 
 def _systems(given: list[str]) -> dict[str, Path]:
-    """NAME=DIR, any number of them."""
+    """NAME=PATH, any number of them."""
     systems: dict[str, Path] = {}
     for one in given:
-        name, _, directory = one.partition("=")
-        if not (name.strip() and name.isprintable() and directory):
-            raise UsageError(f"--system must be NAME=DIR, but is {one!r}")
+        name, _, path = one.partition("=")
+        if not (name.strip() and name.isprintable() and path):
+            raise UsageError(f"--system must be NAME=PATH, but is {one!r}")
         if name in systems:
             raise UsageError(f"systems must have names of their own, but two are called {name!r}")
-        systems[name] = Path(directory)
+        systems[name] = Path(path)
     return systems
 
 

@@ -275,6 +275,8 @@ def parse_settings(schema: type[Schema], text: str, overrides: Sequence[str], na
         raise UsageError(f"{name}: {key}{str(error).splitlines()[0]}") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{name}: must be YAML, but: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UsageError(f"{name}: must be YAML of some few levels, but is nested without end") from None
     assert isinstance(settings, schema)
     return settings
 
@@ -294,6 +296,8 @@ def _refuse_unknown(schema: Any, given: Any, name: str, prefix: str = "") -> Non
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"the settings here are {', '.join(known)}"
             raise UsageError(f"{name}: there is no setting {prefix}{key}; {hint}")
+        if get_origin(known[key]) is list and not isinstance(value, list):
+            raise UsageError(f"{name}: {prefix}{key} must be a list such as [1, 2], but is {value!r}")
         section = next((t for t in _members(known[key]) if is_dataclass(t)), None)
         if section and value is not None:
             many = origin if (origin := get_origin(known[key])) in (list, dict) else None

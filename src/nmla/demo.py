@@ -95,13 +95,14 @@ def _run(title: str, grammar: Grammar, output: Path, overrides: Sequence[str]) -
 def _recipe(output: Path, overrides: Sequence[str]) -> tuple[Recipe, TrainConfig]:
     """The recipe, and the stage that NMLA is compared with: the same steps, of the first stage's loss."""
     for override in overrides:
-        if override.partition("=")[0].split(".")[0] in ("output", "data", "teacher"):
+        if override.partition("=")[0].split(".")[0] in ("output", "data", "teacher", "machine"):
             raise UsageError(f"an override of the demo must be of its model or training, but is {override!r}")
     recipe = parse_recipe(RECIPE, overrides, name="demo")
     if recipe.finetune is None or recipe.finetune.loss != "ngram":
         raise UsageError("finetune.loss must be ngram: the demo compares it with CTC")
     # Without what only n-grams have.
-    control = replace(recipe.finetune, loss=recipe.train.loss, recall_weight=1.0, ctc_weight=0.0, references="each")
+    loss, references = recipe.train.loss, recipe.train.references
+    control = replace(recipe.finetune, loss=loss, references=references, recall_weight=1.0, ctc_weight=0.0)
     return replace(recipe, data=DataConfig(str(output / "corpus")), output=str(output)), control
 
 
@@ -109,7 +110,11 @@ def _clear(output: Path) -> None:
     """Every demo starts anew, whatever an earlier one left; but only where one left its mark."""
     mark = output / MARK
     if mark.exists():
-        shutil.rmtree(output)
+        for path in output.iterdir():  # not itself: it may be a link, or where somebody stands
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path != mark:
+                path.unlink()
     elif output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UsageError(f"{output}: must be empty or an earlier demo, but is neither; choose another --output")
     write_text(mark, "nmla demo may remove this directory\n")

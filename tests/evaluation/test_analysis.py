@@ -312,9 +312,9 @@ def test_examples_are_the_largest_differences_of_chrf(texts):
     [
         ({"systems": []}, UsageError, "there must be at least one system to analyse, but there is none"),
         ({"references": []}, UsageError, "there must be at least one reference, but there is none"),
-        ({"systems": [System("a", [])], "references": [[]]}, DataError, "at least one line to analyse, but there is"),
-        ({"references": [["b"]]}, DataError, "system a must have as many lines as reference 1, which has 1, but has 2"),
-        ({"sources": ["b"]}, DataError, "the source must have as many lines as reference 1, which has 2, but has 1"),
+        ({"systems": [System("a", [])], "references": [[]]}, DataError, "at least one line of reference 1 to score"),
+        ({"references": [["b"]]}, DataError, "system a must have one line per line of reference 1, but has 2 for 1"),
+        ({"sources": ["b"]}, DataError, "the source must have one line per line of reference 1, but has 1 for 2"),
         ({"systems": [System("a", ["b", "c"])] * 2}, UsageError, "must have a name of its own, but 2 are called a"),
         ({"bounds": (20, 10)}, UsageError, "must be above 0 and grow, but are 20 10"),
         ({"bounds": (0, 10)}, UsageError, "must be above 0 and grow, but are 0 10"),
@@ -346,7 +346,7 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
     assert "tok:13a" in cells["BLEU"][-1]
     assert cells["blanks"][:3] == ["0.5000", "-", "-"]
     assert cells["perplexity"][2] == f"{analysis.reference.perplexity:.2f}"
-    assert cells["BLEU, over 99 words"] == ["-", "-", "-", "0 sentences"]
+    assert "BLEU, over 99 words" not in cells  # there are none
     assert "BLEU, up to 20 words" in cells
     assert "BLEU, 21 to 99 words" in cells
     rows = [line.split("\t") for line in examples.split("\n")]
@@ -365,7 +365,7 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
 
     shown = render(analysis, "markdown").split("\n")
     assert shown[0] == "| measure | one | an\\|other | reference | note |"
-    assert shown[1] == "| --- | --: | --: | --: | --: |"
+    assert shown[1] == "| --- | --: | --: | --: | --- |"
     assert "## Where an|other lost most against one" in shown
     assert f"    one          {analysis.comparisons[0].lost[0].baseline}" in shown
 
@@ -373,6 +373,18 @@ def test_tables_have_all_systems_side_by_side(texts, lm):
     assert told["systems"][1]["scores"]["bleu"] == analysis.systems[1].scores.bleu
     assert told["systems"][1]["buckets"][2]["bleu"] is None
     assert told["comparisons"][0]["gained"][0]["output"] == analysis.comparisons[0].gained[0].output
+
+
+def test_what_has_no_reference_is_not_the_worst():
+    analysis = analyse([System("a", ["b c", "x", ""])], [["b c", "e", ""]])
+    (one,) = analysis.comparisons
+    assert [of.line for of in one.lost] == [2]
+
+
+def test_the_longest_reference_decides_whether_there_is_bleu():
+    said = "Ja, das ist gut so."
+    analysis = analyse([System("a", [said])], [["Ja."], [said]])
+    assert analysis.systems[0].buckets[0].bleu == pytest.approx(100)
 
 
 def test_one_system_shows_its_best_and_its_worst():
@@ -409,17 +421,17 @@ ONE = ("--system", "a=one", "--reference", "one")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--system", "one", "--reference", "one"), 2, "a system must be NAME=PATH, but is 'one'"),
-        (("--system", "=one", "--reference", "one"), 2, "a system must be NAME=PATH, but is '=one'"),
-        (("--system", "a=", "--reference", "one"), 2, "a system must be NAME=PATH, but is 'a='"),
-        ((*ONE, "--system", "a=source"), 2, "each system must have a name of its own, but 2 are called a"),
+        (("--system", "one", "--reference", "one"), 2, "--system must be NAME=PATH, but is 'one'"),
+        (("--system", "=one", "--reference", "one"), 2, "--system must be NAME=PATH, but is '=one'"),
+        (("--system", "a=", "--reference", "one"), 2, "--system must be NAME=PATH, but is 'a='"),
+        ((*ONE, "--system", "a=source"), 2, "systems must have names of their own, but two are called 'a'"),
         ((*ONE, "--system", "b=nowhere"), 2, "nowhere: must be a file, but does not exist"),
         ((*ONE, "--system", "b=hollow"), 2, "hollow: must be a file of outputs or a model directory, but holds no"),
         ((*ONE, "--system", "b=MODEL"), 2, "--source must be given for b to translate, but is not"),
-        ((*ONE, "--system", "b=short"), 3, "short must have as many lines as one, which has 2, but has 1"),
-        ((*ONE, "--reference", "short"), 3, "short must have as many lines as one, which has 2, but has 1"),
-        ((*ONE, "--source", "short"), 3, "short must have as many lines as one, which has 2, but has 1"),
-        (("--system", "a=empty", "--reference", "empty"), 3, "at least one line to analyse, but there is none"),
+        ((*ONE, "--system", "b=short"), 3, "short must have one line per line of one, but has 1 for 2"),
+        ((*ONE, "--reference", "short"), 3, "short must have one line per line of one, but has 1 for 2"),
+        ((*ONE, "--source", "short"), 3, "short must have one line per line of one, but has 1 for 2"),
+        (("--system", "a=empty", "--reference", "empty"), 3, "at least one line of empty to score, but there is none"),
         ((*ONE, "--lm", "one"), 2, "--tokenizer must tell the vocabulary of --lm where no system is a model"),
         ((*ONE, "--tokenizer", "MODEL"), 2, "--lm must be given too, but is not"),
         ((*ONE, "--tokenizer", "MODEL", "--lm", "nowhere"), 2, "nowhere: must be a file, but does not exist"),

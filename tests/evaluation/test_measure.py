@@ -1,5 +1,7 @@
+import io
 import json
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import sacrebleu
 from sacrebleu.significance import PairedTest
 
 from conftest import CORPORA
+from nmla.cli import main
 from nmla.errors import DataError
 from nmla.evaluation.measure import bleu_beyond, bleu_counts, measure, read_references, table
 from nmla.text.lines import read_lines
@@ -100,6 +103,19 @@ def test_published_scores(system):
     outputs, references = (read_lines(CORPORA / "wmt17-en-de-systems" / f"{name}.de.xz") for name in (system, "ref"))
     (bleu, *_) = measure(outputs, [references], only=["BLEU"])
     assert round(bleu.score, 2) == PUBLISHED[system]
+
+
+def test_json_is_not_scored_as_text(tmp_path, monkeypatch, capsys):
+    told = {"text": "ein guter Satz ist das", "entropy": 0.0, "positions": 2, "blanks": 0}
+    (tmp_path / "ref").write_text(f"{told['text']}\n")
+    (tmp_path / "other.jsonl").write_text(json.dumps(told) + "\n")
+    monkeypatch.chdir(tmp_path)
+    for text, baseline, code in ((json.dumps(told), "ref", 3), (told["text"], "other.jsonl", 0)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{text}\n".encode())))
+        assert main(["score", "--reference", "ref", "--baseline", baseline]) == code
+        said = capsys.readouterr()
+        assert ("+0.00 to the baseline" in said.out) == (code == 0)
+        assert ("stdin: must be text, but is JSON" in said.err) == (code != 0)
 
 
 def test_a_blank_line_is_no_reference_where_there_is_another(tmp_path):

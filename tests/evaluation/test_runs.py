@@ -1,10 +1,12 @@
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import nmla
+from nmla.cli import main
 from nmla.config import parse_recipe
 from nmla.errors import DataError, UsageError
 from nmla.evaluation.analysis import analyse
@@ -22,8 +24,7 @@ def test_runs_are_found_with_what_they_began_from(copy_run):
     assert second.parent == first
     assert (second.first, second.steps) == (200, 20)
     assert second.line("valid", "bleu")[-1][0] == 220
-    named = find_runs([copy_run / "finetune", copy_run / "train"], {copy_run / "train": "CTC"})
-    assert [run.name for run in named] == ["CTC", "finetune"]
+    assert [run.name for run in find_runs([copy_run / "finetune", copy_run / "train"])] == ["train", "finetune"]
 
 
 def test_report_tells_of_trainings_and_test_set(copy_run, digits):
@@ -76,13 +77,40 @@ def test_runs_of_one_name_are_told_apart(copy_run, tmp_path):
     assert names == [str(tmp_path / "a" / "train"), str(tmp_path / "b" / "train")]
 
 
+def test_a_run_is_found_once_and_beside_what_it_began_from(copy_run, tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        shutil.copytree(copy_run, tmp_path / name)
+    runs = find_runs([tmp_path / "a", tmp_path / "b", tmp_path])
+    assert [run.name for run in runs] == ["a/train", "a/finetune", "b/train", "b/finetune"]
+    assert [run.parent.name for run in runs if run.parent] == ["a/train", "b/train"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert find_runs([Path("../a")])[0].name == "a/train"
+    for name in ("lr=1", "lr-1"):
+        shutil.copytree(copy_run / "train", tmp_path / "c" / name)
+    with pytest.raises(UsageError, match="trainings must have names of their own, but two are called .*lr-1"):
+        find_runs([tmp_path / "c"])
+
+
+def test_pictures_of_others_are_not_replaced(copy_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a-1.svg").write_text("mine")
+    assert main(["report", str(copy_run), "--output", "a.md"]) == 2
+    assert "a-1.svg: must not be there before a.md, whose pictures would replace it" in capsys.readouterr().err
+    assert Path("a-1.svg").read_text() == "mine"
+    Path("a-1.svg").unlink()
+    assert [main(["report", str(copy_run), "--output", "a.md"]) for _ in range(2)] == [0, 0]  # its own are
+
+
 def test_log_that_a_kill_cut_is_read_as_far_as_it_goes(copy_run, tmp_path):
     shutil.copytree(copy_run / "train", tmp_path / "train")
     log = tmp_path / "train" / "log.jsonl"
     log.write_text(log.read_text() + '{"event": "tra')
     assert find_runs([tmp_path])[0].steps == 200
-    log.write_text(log.read_text() + '\n{"step": 1}\n')
-    assert find_runs([tmp_path])[0].steps == 200
+    whole = log.read_bytes()
+    for wrong in (b'{"step": 1}', b'{"event": "train", "step": "x", "seconds": 1}', b"\xff\xfe"):
+        log.write_bytes(whole + b"\n" + wrong + b"\n")
+        assert find_runs([tmp_path])[0].steps == 200
     log.write_text("")
     with pytest.raises(DataError, match="must tell of a training, but tells nothing"):
         find_runs([tmp_path])
@@ -164,4 +192,4 @@ def test_pictures_of_markdown_are_files(tmp_path):
     assert (tmp_path / "a.md").read_text() == text
     assert (tmp_path / "a-2.svg").read_text() == "<svg>2</svg>"
     write_document(tmp_path / "my page.md", "", [("One", [Picture("<svg/>")])])
-    assert (tmp_path / "my page.md").read_text() == "## One\n\n![One](<my page-1.svg>)\n"
+    assert (tmp_path / "my page.md").read_text() == "## One\n\n![One](my%20page-1.svg)\n"

@@ -375,6 +375,19 @@ def test_what_is_wrong_with_a_model_is_told(models, tmp_path):
     ):
         with pytest.raises((UsageError, DataError), match=message), load_systems({"x": directory}):
             raise AssertionError
+    nobody = load_systems({"x": models["teacher"]}, alpha=0.5)
+    with (
+        pytest.raises(UsageError, match="--alpha is for the search of ctc and sctc models, but no"),
+        nobody,
+    ):
+        raise AssertionError
+
+
+def test_picture_of_one_sentence_at_a_time_shows_points(world):
+    systems = [world.system("a", steady(1.0)), world.system("b", steady(2.0))]
+    alone = [replace(system, alone=True) for system in systems]
+    speed = measure_speed(alone, sentences(1, 2), batch_sizes=[1, 2], threads=[1], turns=1)
+    assert picture(speed).count("<circle") == 2
 
 
 @pytest.mark.parametrize("name", ["speed", "rivals"])

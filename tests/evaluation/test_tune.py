@@ -86,6 +86,17 @@ def test_command_keeps_what_it_found(copy_run, digits, lm, tmp_path):
     assert (model / "language.lm").exists() == (settings.alpha > 0)
 
 
+def test_texts_that_do_not_belong_together_tune_nothing(copy_run, digits, tmp_path, capsys):
+    model = shutil.copytree(copy_run / "train" / "model", tmp_path / "model")
+    (model / "decoding.json").write_text('{"blank_penalty": 1.5}')
+    count = len((digits / "valid.txt").read_text().splitlines())
+    (tmp_path / "other").write_text("zu lang\n" * count)
+    files = ["--source", str(digits / "valid.txt"), "--reference", str(tmp_path / "other")]
+    assert main(["tune", "--model", str(model), *files]) == 3
+    assert "valid.txt: some setting must score above 0 BLEU against" in capsys.readouterr().err
+    assert (model / "decoding.json").read_text() == '{"blank_penalty": 1.5}'
+
+
 def test_language_model_that_would_do_nothing_is_refused(copy_run, digits, lm, tmp_path, capsys):
     model = tmp_path / "model"
     shutil.copytree(copy_run / "train" / "model", model)

@@ -20,7 +20,7 @@ from nmla.cli import main
 from nmla.config import Decoding, ModelConfig, TrainConfig, load_recipe
 from nmla.errors import DataError, NmlaError, UsageError
 from nmla.evaluation.tune import ALPHAS, BETAS, PENALTIES
-from nmla.reproduce.record import _packed, cost
+from nmla.reproduce.record import Record, _packed, cost, gather, pairs
 from nmla.reproduce.run import _Asked, reproduce
 from nmla.reproduce.stages import VERSIONS, Stage, as_json, from_json, judging, run, stages, training
 from nmla.reproduce.table import load_table
@@ -180,19 +180,6 @@ def test_analysis_beside_the_scores_is_what_its_command_prints(made, capsys):
             assert [row[names.index(name)] for row in rows] == values
     assert {"repeats", "perplexity", "discordant pairs", "blanks"} < {*names}
     assert sum(name.startswith("BLEU, ") for name in names) > 1
-
-
-def test_a_way_may_take_but_the_first_seed(tmp_path, digits):
-    beam = "tune: true, lm: true"
-    path = write_table(
-        tmp_path,
-        digits,
-        (beam, f"{beam}, first_seed: true"),
-        (", ways: [argmax]}\n- {name: CTC c", "}\n- {name: CTC c"),
-    )
-    wanted = stages(*load_table(path))
-    assert [seed for row, way, seed in wanted if (row, way) == ("CTC", "argmax")] == [1, 2]
-    assert [seed for row, way, seed in wanted if (row, way) == ("CTC", "tuned beam")] == [1]
 
 
 def test_meteor_is_measured_where_its_program_is(made, digits, tmp_path, monkeypatch, capsys):
@@ -401,6 +388,7 @@ def broken(record):
     yield whole | {"reference": {"repeats": 0.1}}
     yield whole | {"trainings": {"a": []}}
     yield whole | {"trainings": {"a": [{"step": 1}]}}
+    yield whole | {"trainings": {"a": [{"event": "valid", "step": 1, "seconds": 1.0, "bleu": "x"}]}}
 
 
 def test_a_record_must_be_one(made, tmp_path):
@@ -515,7 +503,7 @@ def test_teachers_are_stages_of_their_own(digits, tmp_path):
     )
     assert one[1].key == many[1].key  # the first teacher is the same, whoever else there is
     assert one[0].key != many[0].key
-    kinds = {stage.key: stage.kind for stage in one[0].needed()}
+    kinds = {stage.key: stage.kind for stage in one[0].needed(tmp_path)}
     assert [*kinds.values()] == ["train", "distill", "train", "train"]
 
 
@@ -536,6 +524,60 @@ def test_a_teachers_student_is_made_and_scored(digits, tmp_path, capsys):
     printed = capsys.readouterr().out.split("\n")[0].split("\t")
     assert "| system | BLEU, beam | BP |" in text  # no way in which nothing is decoded
     assert f"| student | {float(printed[1]):.1f} | " in text
+
+
+def test_a_kill_after_the_language_model_costs_nothing(made, tmp_path):
+    path, text = made
+    (lm,) = (path.parent / "out" / "stages").glob("lm-*")
+    (lm / "done.json").unlink()  # written last
+    assert numbers(reproduce(path)) == numbers(text)
+
+
+def test_what_a_finished_stage_was_made_of_may_go(made, tmp_path, capsys):
+    path, record = elsewhere(made, tmp_path, "autoregressive", "ctc", "tuned")
+    shutil.move(record, tmp_path / "out" / "table.json")
+    assert numbers(reproduce(path)) == numbers(made[1])
+    assert not [*tmp_path.glob("out/stages/ctc*/done.json")]
+
+
+def test_numbers_of_stages_that_are_gone_stay_in_the_json(made, tmp_path):
+    path, record = elsewhere(made, tmp_path, "scored-2", "lm")
+    shutil.copy(record, tmp_path / "out" / "table.json")
+    assert "| teacher |" not in reproduce(path, so_far=True)
+    assert told(tmp_path / "out" / "table.json").keys() == told(record).keys()
+
+
+def test_test_set_that_changes_meanwhile_is_told(made, digits, tmp_path):
+    path, _ = elsewhere(made, tmp_path)
+    shutil.copytree(made[0].parent / "out" / "stages", tmp_path / "out" / "stages", dirs_exist_ok=True)
+    changed = tmp_path / "valid.txt"
+    shutil.copy(digits / "valid.txt", changed)
+    path.write_text(path.read_text().replace(f"references: [{digits}", f"references: [{tmp_path}"))
+    wanted, lm = stages(*load_table(path)), None
+    changed.write_text("\n".join(reversed(changed.read_text().split("\n"))))
+    with pytest.raises(DataError, match=r"valid\.txt: must stay as it was when the table was begun, but has changed"):
+        gather(load_table(path)[0], wanted, lm, tmp_path / "out" / "stages", Record())
+
+
+def test_a_row_stands_beside_the_same_seed_of_its_control(digits, tmp_path):
+    changes = [
+        ("continued, overrides: [finetune.loss=ctc]", "continued, overrides: [finetune.loss=ctc], seeds: [2, 1]"),
+        ("control: CTC continued", "control: CTC continued, seeds: [1, 2]"),
+    ]
+    table, recipes = load_table(write_table(tmp_path, digits, *changes))
+    _, _, beside = pairs(table, stages(table, recipes))
+    assert beside["NMLA", "argmax", 1] == ("CTC continued", "argmax", 1)
+
+
+def test_a_failure_tells_what_was_said_this_time(digits, tmp_path, monkeypatch):
+    path = write_table(tmp_path, digits)
+    for stage in stages(*load_table(path)).values():
+        for of in stage.needed(tmp_path / "out" / "stages"):
+            (directory := of.directory(tmp_path / "out" / "stages")).mkdir(parents=True, exist_ok=True)
+            (directory / "stage.log").write_text("the disk was full last week\n")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(NmlaError, match="and last said: nothing"):
+        reproduce(path)
 
 
 def test_files_must_stay_as_they_were(digits, tmp_path):
@@ -610,7 +652,7 @@ def test_stage_that_fails_stops_only_what_needs_it(digits, tmp_path):
     bad = ("train.loss=cross_entropy,", "train.loss=cross_entropy, train.learning_rate=1.0e+30,")
     path = write_table(tmp_path, digits, bad, ("baseline: CTC\n", ""), (", seeds: [1, 2]", ""))
     path.write_text(path.read_text().split("- {name: CTC continued")[0])
-    with pytest.raises(NmlaError, match=r"1 of the stages failed.*cross_entropy-\w+: this stage must succeed"):
+    with pytest.raises(NmlaError, match=r"1 of the stages failed.*cross_entropy-\w+/stage.log: this stage must"):
         reproduce(path)
     done = {file.parent.name.rsplit("-", 1)[0] for file in (tmp_path / "out" / "stages").glob("*/done.json")}
     assert done == {"ctc-ctc", "scored-1", "lm-2"}
@@ -619,7 +661,7 @@ def test_stage_that_fails_stops_only_what_needs_it(digits, tmp_path):
 def test_test_set_is_looked_at_first(digits, tmp_path):
     (tmp_path / "short.txt").write_text("1 2\n")
     short = (f"references: [{digits}/valid.txt]", f"references: [{tmp_path}/short.txt]")
-    with pytest.raises(DataError, match=r"short\.txt must have one line per line of the source, but has 1 for 100"):
+    with pytest.raises(DataError, match=r"short\.txt must have one line per line of .*valid\.txt, but has 1 for 100"):
         reproduce(write_table(tmp_path, digits, short))
     assert not (tmp_path / "out").exists()
 
@@ -631,9 +673,10 @@ def test_test_set_is_looked_at_first(digits, tmp_path):
         (("control: CTC continued", "control: NMLA"), "control of 'NMLA' must be another row, but is 'NMLA'"),
         (
             ("name: NMLA", "name: n=2"),
-            "names of rows must be text without =, which ends them in commands, but one is 'n=2'",
+            "names of rows must be one line without =, which ends them in commands, but one is 'n=2'",
         ),
         (("baseline: CTC", "baseline: x"), "baseline must be one of teacher, CTC, CTC continued, NMLA, but is 'x'"),
+        (("name: NMLA", 'name: "N\\nM"'), "names of rows must be one line without ="),
         (("name: NMLA", "name: CTC"), "rows must have different names, but two are called 'CTC'"),
         (("ways: [argmax]", "ways: [best]"), "ways of 'CTC' must be among argmax, tuned beam, beam, but one is 'best'"),
         (
@@ -653,6 +696,8 @@ def test_test_set_is_looked_at_first(digits, tmp_path):
         (("beam_size: 2, tune: true, lm", "beam_size: 2, lm"), "tune of a way with a language model must be true"),
         (("beam_size: 2, tune", "beam_size: 0, tune"), "beam_size of a way must be from 1 to 10000, but is 0"),
         (("seeds: [1, 2]", "seeds: [1, 1]"), "seeds of 'CTC' must be different numbers from 0 to"),
+        (("seeds: [1, 2]", "seeds: [2]"), "seeds of 'CTC' must have that of its recipe, 1, but are [2]"),
+        (("seeds: [1, 2]", "seeds: 3"), "rows.1.seeds must be a list such as [1, 2], but is 3"),
         (("finetune.loss=ctc]", "seed=3]"), "overrides of 'CTC continued' must"),
         (("order: 2", "order: 0"), "lm.order must be from 1 to 100, but is 0"),
         (("- {name: NMLA", "- abc\n- {name: NMLA"), "rows.3 must be a section with settings, but is 'abc'"),

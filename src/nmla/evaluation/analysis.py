@@ -7,7 +7,7 @@ by the first that a sentence has, and all else takes all.
 import math
 from bisect import bisect, insort
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +18,8 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from nmla.data.corpus import TOKENIZER
 from nmla.decoding.ngram_lm import NgramLM
 from nmla.decoding.translator import Translator
-from nmla.errors import DataError, UsageError
-from nmla.evaluation.measure import Lines, References, first_references, read_references
+from nmla.errors import UsageError
+from nmla.evaluation.measure import Lines, References, check_parallel, first_references, read_references
 from nmla.evaluation.score import Scores, mean_entropy, score
 from nmla.evaluation.systems import System
 from nmla.models.pretrained import CONFIG
@@ -107,7 +107,7 @@ class Analysis:
 
 
 def analyse_files(
-    systems: Sequence[str],
+    systems: Mapping[str, Path],
     references: Sequence[Path],
     *,
     source: Path | None = None,
@@ -117,14 +117,13 @@ def analyse_files(
     quantiles: int | None = None,
     examples: int = EXAMPLES,
 ) -> Analysis:
-    """:func:`analyse` of files. A system is "NAME=PATH", the path a file of outputs or a model's directory.
+    """:func:`analyse` of files. A system is by its name a file of outputs or a model's directory.
 
     The tokenizer of the language model is that of the first model unless another is given. What can be found wrong
     without translating is found before.
     """
     check_settings(bounds, quantiles, examples)
-    paths = _named_paths(systems)
-    models = {name: path for name, path in paths.items() if path.is_dir()}
+    models = {name: path for name, path in systems.items() if path.is_dir()}
     for path in models.values():
         if not (path / CONFIG).is_file():
             raise UsageError(f"{path}: must be a file of outputs or a model directory, but holds no {CONFIG}")
@@ -143,13 +142,14 @@ def analyse_files(
         language_model = NgramLM.load(lm, tokenizer)
     targets = read_references(references)
     sources = read_lines(source) if source is not None else None
-    files = {name: System.of_file(name, path) for name, path in paths.items() if name not in models}
+    files = {name: System.of_file(name, path) for name, path in systems.items() if name not in models}
     named: list[tuple[str, Sequence[str | None]]] = [*zip(map(str, references), targets, strict=True)]
-    named += [(str(paths[name]), system.outputs) for name, system in files.items()]
-    _check_lines([*named, (str(source), sources)] if sources is not None else named)
+    named += [(str(systems[name]), system.outputs) for name, system in files.items()]
+    (name, lines), *others = [*named, (str(source), sources)] if sources is not None else named
+    check_parallel(lines, others, f"line of {name}")
     analysed = [
         files[name] if name in files else System.of_model(name, Translator.load(path), sources or [])
-        for name, path in paths.items()
+        for name, path in systems.items()
     ]
     return analyse(
         analysed,
@@ -195,7 +195,8 @@ def analyse(
         (f"reference {number}", lines) for number, lines in enumerate(references, start=1)
     ]
     lists += [(f"system {system.name}", system.outputs) for system in systems]
-    _check_lines([*lists, ("the source", sources)] if sources is not None else lists)
+    (name, lines), *rest = [*lists, ("the source", sources)] if sources is not None else lists
+    check_parallel(lines, rest, f"line of {name}")
     if (lm is None) != (tokenizer is None):
         raise UsageError("a language model and its tokenizer must be given together, but one is missing")
 
@@ -203,6 +204,8 @@ def analyse(
     target = words(first)
     lengths = [len(sentence) for sentence in target]
     ranges = _ranges(_quantiles(lengths, quantiles) if quantiles is not None else bounds or BOUNDS)
+    every = [words([line or "" for line in lines]) for lines in references]
+    longest_of = [max(map(len, of_row)) for of_row in zip(*every, strict=True)]
     rows = [
         [row for row, length in enumerate(lengths) if shortest <= length and (longest is None or length <= longest)]
         for shortest, longest in ranges
@@ -216,7 +219,7 @@ def analyse(
                 name=system.name,
                 scores=score(system.outputs, references),
                 buckets=tuple(
-                    _bucket(*span, of_span, system.outputs, references, lengths)
+                    _bucket(*span, of_span, system.outputs, references, longest_of)
                     for span, of_span in zip(ranges, rows, strict=True)
                 ),
                 fluency=fluency(system.outputs, output, lm, tokenizer),
@@ -294,14 +297,14 @@ def _bucket(
     rows: Sequence[int],
     outputs: Lines,
     references: References,
-    lengths: Sequence[int],
+    longest_of: Sequence[int],  # each sentence's references
 ) -> Bucket:
     if not rows:
         return Bucket(shortest, longest, 0, None, None)
     bleu = sacrebleu.BLEU(force=True)
     targets = [[lines[row] for row in rows] for lines in references]
     of_rows = bleu.corpus_score([outputs[row] for row in rows], targets)  # type: ignore[arg-type]  # None is right
-    counts = any(lengths[row] >= bleu.max_ngram_order for row in rows)
+    counts = any(longest_of[row] >= bleu.max_ngram_order for row in rows)
     return Bucket(shortest, longest, len(rows), of_rows.score if counts else None, of_rows.bp)
 
 
@@ -311,6 +314,7 @@ def _comparisons(
     first, *others = systems
     baseline = first if others else None
     before = _chrf(first.outputs, references) if others else None
+    judged = [row for row, of_row in enumerate(zip(*references, strict=True)) if any(of_row)]  # not without a reference
     comparisons = []
     for system in others or [first]:
         after = _chrf(system.outputs, references)
@@ -331,8 +335,8 @@ def _comparisons(
             [of.chrf - (end if of.baseline_chrf is None else of.baseline_chrf) for of in told] for end in (0, 100)
         )
         # Of equal differences the first comes first, in both.
-        best = sorted(range(len(told)), key=gains.__getitem__, reverse=True)[:count]
-        worst = sorted(range(len(told)), key=losses.__getitem__)[:count]
+        best = sorted(judged, key=gains.__getitem__, reverse=True)[:count]
+        worst = sorted(judged, key=losses.__getitem__)[:count]
         gained = tuple(told[row] for row in best if gains[row] > 0)
         lost = tuple(told[row] for row in worst if losses[row] < 0)
         comparisons.append(Comparison(system.name, baseline.name if baseline else None, gained, lost))
@@ -346,15 +350,6 @@ def _chrf(outputs: Lines, references: References) -> list[float]:
         metric.sentence_score(output, [of for of in of_sentence if of is not None]).score
         for output, of_sentence in zip(outputs, zip(*references, strict=True), strict=True)
     ]
-
-
-def _named_paths(systems: Sequence[str]) -> dict[str, Path]:
-    split = [system.partition("=") for system in systems]
-    for system, (name, _, path) in zip(systems, split, strict=True):
-        if not name or not path:
-            raise UsageError(f"a system must be NAME=PATH, but is {system!r}")
-    _check_names([name for name, _, _ in split])
-    return {name: Path(path) for name, _, path in split}
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -373,15 +368,6 @@ def splits_text(tokenizer: Tokenizer) -> bool:
 def check_vocabulary(tokenizer: Tokenizer) -> None:
     if not splits_text(tokenizer):
         raise UsageError("the language model's vocabulary must split text by itself, but needs text split with @@")
-
-
-def _check_lines(named: Sequence[tuple[str, Sequence[str | None]]]) -> None:
-    (first, lines), *others = named
-    for name, more in others:
-        if len(more) != len(lines):
-            raise DataError(f"{name} must have as many lines as {first}, which has {len(lines)}, but has {len(more)}")
-    if not lines:
-        raise DataError("there must be at least one line to analyse, but there is none")
 
 
 def check_settings(bounds: Sequence[int] | None = None, quantiles: int | None = None, examples: int = EXAMPLES) -> None:

@@ -43,6 +43,8 @@ def rows(analysis: Analysis) -> Iterator[Row]:
     for order in range(len(scores[0].precisions)):
         yield Row(f"{order + 1}-gram precision", [of.precisions[order] for of in scores], 2, "percent, of BLEU")
     for number, bucket in enumerate(systems[0].buckets):
+        if not bucket.sentences:
+            continue
         where, count = _words(bucket), f"{bucket.sentences} sentence{'s' * (bucket.sentences != 1)}"
         buckets = [one.buckets[number] for one in systems]
         yield Row(f"BLEU, {where}", [of.bleu for of in buckets], 2, count, sentences=bucket.sentences)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from nmla.evaluation.report import page, table
-from nmla.files import write_text
+from nmla.files import check_output, write_text
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def to_markdown(title: str, sections: Sequence[Section], pictures: Sequence[str]
             if not isinstance(block, Picture):
                 parts += [_markdown(block)] if block else []
             elif file := next(files, ""):
-                parts.append(f"![{heading or title}]({f'<{file}>' if ' ' in file else file})")
+                parts.append(f"![{heading or title}]({quote(file)})")
     return "\n\n".join(parts) + "\n"
 
 
@@ -78,7 +79,7 @@ def _markdown(block: str | Figures | Code) -> str:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
     """Numbers stand to the right in their columns; text stands to the left, as the first column always does."""
-    rule = ["---", *["---" if text else "--:"] * (len(header) - 1)]
+    rule = ["---", *("---" if text or name == "note" else "--:" for name in header[1:])]
     told = [[_literal(cell) for cell in row] for row in rows] if text else rows
     cells = ([cell.replace("|", "\\|") for cell in line] for line in (header, rule, *told))
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -96,6 +97,8 @@ def write_document(path: Path, title: str, sections: Sequence[Section]) -> None:
         return
     pictures = [block.svg for _, blocks in sections for block in blocks if isinstance(block, Picture)]
     names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
+    for name in names:
+        check_output(path.with_name(name))
     for name, svg in zip(names, pictures, strict=True):
         write_text(path.with_name(name), svg)
     write_text(path, to_markdown(title, sections, names))

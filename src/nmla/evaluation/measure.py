@@ -175,7 +175,9 @@ def _check_references(hypotheses: Lines, references: References) -> None:
     check_parallel(hypotheses, [(f"reference {number}", lines) for number, lines in enumerate(references, start=1)])
 
 
-def check_parallel(hypotheses: Lines, others: Sequence[tuple[str, Sequence[str | None]]], each: str = "output") -> None:
+def check_parallel(
+    hypotheses: Sequence[object], others: Sequence[tuple[str, Sequence[object]]], each: str = "output"
+) -> None:
     """Refuse files, each given with its name, that do not have a line for `each` of what is to be scored."""
     if not hypotheses:
         raise DataError(f"there must be at least one {each} to score, but there is none")

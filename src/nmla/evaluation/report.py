@@ -17,6 +17,7 @@ th:first-child, td:first-child, .text th, .text td { text-align: left; }
 .numbers th { overflow-wrap: normal; } .numbers td { white-space: nowrap; } pre { overflow-x: auto; }
 .numbers td:first-child { min-width: 8rem; white-space: normal; overflow-wrap: normal; }
 .noted td:last-child { min-width: 18rem; max-width: 24rem; white-space: normal; overflow-wrap: anywhere; }
+.noted th:last-child, .noted td:last-child { text-align: left; }
 .text td { min-width: 9rem; overflow-wrap: break-word; }
 thead th { border-bottom: 2px solid #222; } td { border-bottom: 1px solid #ddd; }
 mark { background: #fbd5d0; color: #8b1a10; } code { background: #f2f2f2; padding: 0 .2em; }

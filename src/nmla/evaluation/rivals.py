@@ -41,6 +41,10 @@ def load_systems(
     threads, unless CTranslate2 was imported first.
     """
     systems: list[System] = []
+    kinds = {of: "" if (of / MODEL).is_file() else read_config(of)["model_type"] for of in directories.values()}
+    given = [of for of in ("lm", "alpha", "beta") if search.get(of) is not None]
+    if given and not {"ctc", "sctc"} & {*kinds.values()}:
+        raise UsageError(f"--{given[0]} is for the search of ctc and sctc models, but no system is one")
     with contextlib.ExitStack() as processes:
 
         def host(of: Callable[..., list[System]], *arguments: Any) -> None:
@@ -51,7 +55,7 @@ def load_systems(
                 systems.append(replace(system, seconds=seconds, lengths=lengths))
 
         for name, directory in directories.items():
-            if (directory / MODEL).is_file() or read_config(directory)["model_type"] == "autoregressive":
+            if kinds[directory] in ("", "autoregressive"):
                 for kind in compute_types:
                     host(_sequential, name, directory, sorted(set(threads)), kind)
             else:

@@ -2,10 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import sacrebleu
@@ -26,7 +25,7 @@ from nmla.text.tokenizer import BLANK
 
 STEEP = 3.0  # of the loss that a training ends with: what is above it would flatten the curve
 MOST_BESIDE = 6  # systems as columns: more would not fit on a page
-LONGEST_SHOWN = 12  # words of a source whose probabilities are drawn
+WORDS_SHOWN, LETTERS_SHOWN = 12, range(5, 101)  # of a source whose probabilities are drawn
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,14 @@ class Run:
 def read_log(stage: Path) -> list[dict[str, Any]]:
     """What a training wrote down; a last line that a kill cut is left out."""
     whole = []
-    for line in (stage / "log.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (stage / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             break
         if not isinstance(event, dict) or not {"event", "step", "seconds"} <= event.keys():
+            break
+        if not all(isinstance(of, (int, float)) for name, of in event.items() if name != "event" and of is not None):
             break
         whole.append(event)
     if not whole:
@@ -87,23 +88,34 @@ def read_log(stage: Path) -> list[dict[str, Any]]:
     return whole
 
 
-def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyType({})) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[Run]:
     """The finished trainings in or below some directories, each after the one it began from.
 
-    They are called as in `names`, or else as their directories, as shortly as tells them apart.
+    They are called as their directories, as shortly as tells them apart.
     """
     within: dict[Path, Path] = {}  # each directory, and below which path
+    known: set[Path] = set()
     for path in paths:
         done = [log.parent for log in sorted(path.rglob("log.jsonl")) if (log.parent / "model" / WEIGHTS).is_file()]
         if not done:
             raise UsageError(f"{path}: must hold a finished training, but holds none")
-        within |= dict.fromkeys(done, path)
-    short = {of: str(Path(path.absolute().name) / of.relative_to(path)) for of, path in within.items()}
-    taken = Counter(short.values())
+        within |= {of: path for of in done if of.resolve() not in known}
+        known |= {of.resolve() for of in done}
     # An equals sign would end the name in commands.
-    own = {of: (short[of] if taken[short[of]] == 1 else str(of)).replace("=", "-") for of in within}
-    called = {of: names.get(of, own[of]) for of in within}
-    by_weights = {sha256(of / "model" / WEIGHTS): of for of in reversed(within)}
+    short, long = (
+        {of: str(name).replace("=", "-") for of, name in names.items()}
+        for names in (
+            {of: Path(path.resolve().name) / of.relative_to(path) for of, path in within.items()},
+            {of: of for of in within},
+        )
+    )
+    taken = Counter(short.values())
+    called = {of: short[of] if taken[short[of]] == 1 else long[of] for of in within}
+    if twins := [name for name, count in Counter(called.values()).items() if count > 1]:
+        raise UsageError(f"trainings must have names of their own, but two are called {twins[0]}; rename a directory")
+    by_weights: dict[str, list[Path]] = {}
+    for of in within:
+        by_weights.setdefault(sha256(of / "model" / WEIGHTS), []).append(of)
     whole: dict[Path, Run] = {}
 
     def add(directory: Path) -> Run:
@@ -114,8 +126,9 @@ def find_runs(paths: Sequence[Path], names: Mapping[Path, str] = MappingProxyTyp
             except (OSError, ValueError, KeyError, TypeError):
                 message = "must tell what a training began from, but does not"
                 raise DataError(f"{directory / 'start.json'}: {message}") from None
-            parent = by_weights.get(began, directory)
-            before = add(parent) if parent != directory else None
+            parents = [of for of in by_weights.get(began, []) if of != directory]
+            parents.sort(key=lambda of: of.parent != directory.parent)  # of copies, the one beside it
+            before = add(parents[0]) if parents else None
             # As one process does it: how many there were, a launcher may have told.
             recipe = load_recipe(directory / "recipe.yaml")
             machine = replace(recipe.machine, devices=1, nodes=1)
@@ -179,7 +192,11 @@ def _trainings(runs: Sequence[Run]) -> Figures:
         valid = run.line("valid", "bleu")
         step, bleu = max(valid, key=lambda of: of[1], default=(0, 0.0))
         minutes = run.log[-1]["seconds"] / 60
-        numbers = [f"{run.steps:,}", f"{minutes:.1f}", f"{bleu:.2f}" if valid else "-", f"{step - run.first:,.0f}"]
+        numbers = [
+            f"{run.steps:,}",
+            f"{minutes:.1f}",
+            *([f"{bleu:.2f}", f"{step - run.first:,.0f}"] if valid else "--"),
+        ]
         began = run.parent.name if run.parent else run.began if run.began == "random" else "weights that are not here"
         rows.append([run.name, run.recipe.model.family, run.recipe.train.loss, began, *numbers])
     return Figures(header, rows)
@@ -191,7 +208,7 @@ def _curves(runs: Sequence[Run]) -> str:
     for run in runs:
         loss = run.line("train", "loss")
         ceiling = abs(loss[-1][1]) * STEEP if loss else 0.0
-        drawn = [(step, min(value, ceiling)) for step, value in loss]
+        drawn = [(step, min(value, ceiling or value)) for step, value in loss]
         panels.setdefault(f"loss: {run.recipe.train.loss}", {})[run.name] = drawn
     for value, title in (("bleu", "BLEU, validation"), ("length_ratio", "length ratio"), ("entropy", "entropy, nats")):
         of_all = {run.name: run.line("valid", value) for run in runs}
@@ -223,7 +240,7 @@ def _before_and_after(runs: Sequence[Run], test: Outcome) -> Iterator[Section]:
         and {run.name, run.parent.name} <= outputs.keys()
         and all((of.directory / "model").is_dir() for of in (run.parent, run))  # a record has the log alone
     ]
-    short = [line for line, text in enumerate(sources) if 2 < len(text.split()) <= LONGEST_SHOWN]
+    short = [n for n, text in enumerate(sources) if len(text) in LETTERS_SHOWN and len(text.split()) <= WORDS_SHOWN]
     if not pairs or not short:
         return
     both = pairs[-1]

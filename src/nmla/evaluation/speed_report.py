@@ -53,9 +53,11 @@ def _plain(value: object) -> str:
 def _markdown(speed: Speed) -> Iterator[str]:
     yield ", ".join(f"{name} {value}" for name, value in speed.machine.items())
     yield ""
-    turns = "1 turn" if speed.turns == 1 else f"{speed.turns} turns"
+    sentences, turns = (
+        f"{count} {name}{'s' * (count != 1)}" for count, name in ((speed.sentences, "sentence"), (speed.turns, "turn"))
+    )
     yield (
-        f"{speed.sentences} sentences of {speed.words / speed.sentences:.1f} words, {turns}. "
+        f"{sentences} of {speed.words / speed.sentences:.1f} words, {turns}. "
         "Times and speeds: the best turn's (the worst's)."
     )
     yield (
@@ -141,7 +143,6 @@ def picture(speed: Speed) -> str:
             if one.system != speed.baseline:
                 lines.setdefault(one.system, []).append((one.batch_size, median(one.ratios)))
     if len(sizes) > 1:  # who was measured one sentence at a time only has no line
-        panels = {
-            title: {name: line for name, line in lines.items() if len(line) > 1} for title, lines in panels.items()
-        }
+        long = {title: {name: line for name, line in of.items() if len(line) > 1} for title, of in panels.items()}
+        panels = long if any(long.values()) else panels
     return curves(panels, "sentences a batch", sizes)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nmla.decoding.translation import Translation
 from nmla.decoding.translator import Translator
@@ -34,14 +33,11 @@ class System:
             return cls(name, lines)
         translations = []
         for number, line in enumerate(lines, start=1):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                found = None
-            if not _is_translation(found):
+            if not is_translation(line):
                 raise DataError(
                     f"{path}:{number}: must be a translation as nmla translate --format jsonl writes it, but is not"
                 )
+            found = json.loads(line)
             translations.append(Translation(**{name: found[name] for name in TOLD}))
         return cls(name, [one.text for one in translations], translations)
 
@@ -57,11 +53,13 @@ class System:
         return cls(name, [one.text for one in translations], translations)
 
 
-def _is_translation(found: Any) -> bool:
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in TOLD.items()):
-        return False
+def is_translation(line: str) -> bool:
+    """Whether it is JSON as `nmla translate` writes it."""
     try:
+        found = json.loads(line)
+        if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in TOLD.items()):
+            return False
         found["text"].encode("utf-8")  # which half a surrogate pair has no place in
         return math.isfinite(found["entropy"]) and 0 <= found["blanks"] <= found["positions"]
-    except (UnicodeEncodeError, OverflowError):
+    except (ValueError, RecursionError, OverflowError):
         return False

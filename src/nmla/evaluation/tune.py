@@ -45,6 +45,8 @@ def tune_model(
     translator = Translator.load(model, lm)
     translator.decoding = Decoding()
     tried = tune(translator, sources, references, beam_size=beam_size)
+    if not tried[0].scores.bleu:
+        raise DataError(f"{source}: some setting must score above 0 BLEU against {reference[0]}, but none does")
     if image is not None:  # first: if it cannot be written, the model stays as it is
         write_text(image, picture(tried))
     if tried[0].decoding.alpha and lm is not None and translator.lm is not None:

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import math
 import statistics
 import zlib
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from nmla.evaluation.analysis_table import by_system, rows
 from nmla.evaluation.measure import Counts, bleu_beyond, bleu_counts, read_references
 from nmla.evaluation.runs import Outcome, read_log
 from nmla.evaluation.systems import System
-from nmla.reproduce.stages import METEOR, TRANSLATIONS, Stage, judging
+from nmla.reproduce.stages import METEOR, TRANSLATIONS, Stage, check_test_set, judging
 from nmla.reproduce.table import Table
 from nmla.text.lines import read_lines, require_file
 from nmla.text.tokenizer import Tokenizer
@@ -55,12 +56,27 @@ def read_record(path: Path) -> Record:
             _check_measured(entry)
         for log in record.trainings.values():
             cost(log)
+            figures = [of[name] for of in log for name in ("step", "seconds", "loss", "bleu", "entropy") if name in of]
+            if not all(map(math.isfinite, figures)):
+                raise ValueError
         texts = [record.reference, *(entry["analysis"] for entry in record.measured.values())]
         if not all(isinstance(text, str) for of in texts for text in of.values()):
             raise TypeError
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         raise DataError(f"{path}: must be the JSON that nmla reproduce writes of a table, but is not") from None
     return record
+
+
+def merged(older: Record, newer: Record) -> Record:
+    """What either tells; of what both tell, what the newer says."""
+    if newer.measured and older.lm != newer.lm:
+        older = _without_perplexities(older)
+    return Record(
+        older.measured | newer.measured,
+        older.trainings | newer.trainings,
+        older.reference | newer.reference,
+        newer.lm if newer.measured else older.lm,
+    )
 
 
 def _check_measured(entry: dict[str, Any]) -> None:
@@ -75,7 +91,7 @@ def _check_measured(entry: dict[str, Any]) -> None:
     if "counts" in entry:
         _unpacked(entry["counts"])
     texts = [entry["judged"], *entry["signatures"].values()]
-    if not all(isinstance(one, (int, float)) for one in figures) or not all(isinstance(one, str) for one in texts):
+    if not all(map(math.isfinite, figures)) or not all(isinstance(one, str) for one in texts):
         raise TypeError
 
 
@@ -85,6 +101,8 @@ def gather(table: Table, wanted: Wanted, lm: Stage | None, root: Path, before: R
     by = lm.directory(root).name if lm is not None else ""
     before = before if before.lm == by else _without_perplexities(before)
     done = {of: stage for of, stage in wanted.items() if stage.done(root)}
+    for stage in done.values():
+        check_test_set(stage)
     record = Record(dict(before.measured), dict(before.trainings), dict(before.reference), by)
     for (row, way, seed), stage in wanted.items():
         name = stage.directory(root).name
@@ -137,7 +155,11 @@ def pairs(table: Table, wanted: Wanted) -> tuple[dict[tuple[str, str], Of], Of |
     first = {of[:2]: of for of in wanted if of[2] == seeds[of[0]][0]}
     baseline = next((of for of in first.values() if of[0] == baseline_row(table)), None)
     controls = {row.name: row.control for row in table.rows}
-    beside = {of: first[controls[row], way] for (row, way), of in first.items() if (controls[row], way) in first}
+    beside: dict[Of, Of] = {}
+    for (row, way), of in first.items():
+        if (other := first.get((controls[row], way))) is not None:
+            same = (*other[:2], of[2])  # the same seed, if there is one
+            beside[of] = same if same in wanted else other
     return first, baseline, beside
 
 
@@ -190,6 +212,7 @@ def _compare(table: Table, wanted: Wanted, done: Wanted, root: Path, record: Rec
     references = read_references([*map(Path, table.test.references)])
     first, baseline, beside = pairs(table, wanted)
     known = {of: record.measured[wanted[of].directory(root).name] for of in first.values()}
+    known |= {of: record.measured[wanted[of].directory(root).name] for of in beside.values()}
     counts = {}
     for of, entry in known.items():
         if of in done:

@@ -45,7 +45,8 @@ def render(
     ]
     if baseline is not None:
         tests = {of[:2]: results[of]["beyond"].get(names[baseline]) for of in first.values() if of != baseline}
-        blocks.append(_beyond(table, f"BLEU beyond {', '.join(baseline[:2])}", tests))
+        if tests:
+            blocks.append(_beyond(table, f"BLEU beyond {', '.join(baseline[:2])}", tests))
     if beside:
         tests = {
             (f"{of[0]} beyond {other[0]}", of[1]): results[of]["beyond"].get(names[other])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from nmla.data.workers import cores
 from nmla.errors import NmlaError, Stopped, UsageError
-from nmla.evaluation.measure import check_parallel
+from nmla.evaluation.measure import check_parallel, read_references
 from nmla.evaluation.meteor import find_meteor
 from nmla.progress import progress_bar, say
-from nmla.reproduce.record import Record, gather, read_record
+from nmla.reproduce.record import Record, gather, merged, read_record
 from nmla.reproduce.render import render
 from nmla.reproduce.stages import Stage, as_json, judging, language_model, stages, tidy
 from nmla.reproduce.table import Table, load_table
@@ -34,8 +34,9 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | No
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, but is {jobs}")
     table, recipes = load_table(path)
-    references = [(of, read_lines(Path(of))) for of in table.test.references]
-    check_parallel(read_lines(Path(table.test.source)), references, "line of the source")  # now, not after hours
+    references = read_references([*map(Path, table.test.references)])  # looked at now, not after hours
+    named = [*zip(table.test.references, references, strict=True)]
+    check_parallel(read_lines(Path(table.test.source)), named, f"line of {table.test.source}")
     wanted = stages(table, recipes)
     # What tells how fluent outputs are, whether or not one is decoded with it.
     lm = language_model(table.lm, Path(recipes[table.rows[0].name].data.corpus)) if table.lm is not None else None
@@ -49,6 +50,9 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | No
                 "corpus, test set and sacrebleu's version must be the same"
             )
         say(f"nmla reproduce: {record} tells {len(told)} of {len(wanted)} measurements")
+    kept = Path(table.output) / f"{path.stem}.json"  # from before, which may tell more than there is now
+    if kept.exists():
+        before = merged(read_record(kept), before)
     missing = []
     if so_far:
         missing = [of for of, stage in wanted.items() if of not in told and not stage.done(root)]
@@ -57,7 +61,7 @@ def reproduce(path: Path, jobs: int = 1, so_far: bool = False, record: Path | No
             raise UsageError(f"{path}: some of the table must be done to show it so far, but nothing is")
     else:
         here = [stage for of, stage in wanted.items() if of not in told or stage.done(root)]
-        needed = [stage for of, scored in wanted.items() if of not in told for stage in scored.needed()]
+        needed = [stage for of, scored in wanted.items() if of not in told for stage in scored.needed(root)]
         run_all([*needed, *([lm] if lm is not None and here else [])], root, jobs)
         _judge(table, here, root, jobs)
     found, test = gather(table, wanted, lm, root, before)
@@ -110,7 +114,10 @@ def run_all(needed: Sequence[Stage], root: Path, jobs: int) -> None:
             _end(running, asked)
     if failed:
         first = next(iter(failed.values()))
-        raise NmlaError(f"{len(failed)} of the stages failed, so the table is not whole; the first: {first}")
+        raise NmlaError(
+            f"{len(failed)} of the stages failed, so the table is not whole; --so-far shows the rest; the first: "
+            f"{first}"
+        )
 
 
 def _ready(waiting: Mapping[str, Stage], failed: Mapping[str, str], root: Path) -> list[Stage]:
@@ -131,6 +138,7 @@ class _Running:
         say(f"begins: {self._directory.name}")
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}  # unless the user has said otherwise
         with (self._directory / LOG).open("ab") as log:
+            self._before = log.tell()  # what it said when it ran before
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "nmla.reproduce.stages", str(root)],
                 stdin=subprocess.PIPE,
@@ -160,8 +168,9 @@ class _Running:
             say(f"done:   {self._directory.name}, {(time.monotonic() - self._began) / 60:.1f} minutes")
             return ""
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        said = (self._directory / LOG).read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1]
-        return f"{self._directory}: this stage must succeed, but ended with {how}, and last said: {said or 'nothing'}"
+        log = self._directory / LOG
+        said = log.read_bytes()[self._before :].decode(errors="replace").strip().split("\n")[-1]
+        return f"{log}: this stage must succeed, but ended with {how}, and last said: {said or 'nothing'}"
 
 
 def _end(running: dict[str, _Running], asked: "_Asked") -> None:

@@ -62,10 +62,11 @@ class Stage:
     def done(self, root: Path) -> bool:
         return (self.directory(root) / DONE).exists()
 
-    def needed(self) -> Iterator["Stage"]:
-        """All that come before it, and itself."""
-        for stage in self.inputs.values():
-            yield from stage.needed()
+    def needed(self, root: Path) -> Iterator["Stage"]:
+        """All that must be done before it, and itself: what it was made of may be gone once it is done."""
+        if not self.done(root):
+            for stage in self.inputs.values():
+                yield from stage.needed(root)
         yield self
 
 
@@ -181,7 +182,7 @@ def stages(table: Table, recipes: Mapping[str, Recipe]) -> dict[tuple[str, str, 
         (row.name, name, seed): scoring(table, way, recipes[row.name], seed)
         for row in table.rows
         for name, way in table.ways_of(row, recipes[row.name])
-        for seed in table.seeds_of(row)[: 1 if way.first_seed else None]
+        for seed in table.seeds_of(row)
     }
 
 
@@ -216,9 +217,15 @@ def tidy(stage: Stage, root: Path) -> None:
 
 def _unchanged(stage: Stage, name: str, *found: str) -> None:
     """Refuse an input that has changed since the table was read: it would be kept under what it was before."""
-    expected = stage.settings[name]
-    if [*found] != (expected if isinstance(expected, list) else [expected]):
-        raise DataError(f"{stage.paths[name]}: must stay as it was when the table was begun, but has changed")
+    expected, paths = ([of] if isinstance(of, str) else of for of in (stage.settings[name], stage.paths[name]))
+    for path, before, now in zip(paths, expected, found, strict=True):
+        if before != now:
+            raise DataError(f"{path}: must stay as it was when the table was begun, but has changed; begin again")
+
+
+def check_test_set(scored: Stage) -> None:
+    _unchanged(scored, "source", file_hash(scored.paths["source"]))
+    _unchanged(scored, "references", *map(file_hash, scored.paths["references"]))
 
 
 def _run_train(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
@@ -266,6 +273,7 @@ def _run_lm(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     for name, path in stage.paths.items():
         _unchanged(stage, name, file_hash(path))
     tokenizer = Tokenizer.load(Path(stage.paths["tokenizer"]))
+    (directory / "lm.lm").unlink(missing_ok=True)  # of a run that was killed just then
     train_lm([Path(stage.paths["text"])], tokenizer, directory / "lm.lm", stage.settings["order"])
 
 
@@ -294,8 +302,7 @@ def _run_score(stage: Stage, directory: Path, given: dict[str, Path]) -> None:
     from nmla.evaluation.score import mean_entropy
     from nmla.text.lines import read_lines
 
-    _unchanged(stage, "source", file_hash(stage.paths["source"]))
-    _unchanged(stage, "references", *map(file_hash, stage.paths["references"]))
+    check_test_set(stage)
     lm, teacher = given.get("lm"), given.get("teacher")
     translator = Translator.load(given["model"] / "model", lm and lm / "lm.lm", teacher and teacher / "model")
     # Not as the model may have been tuned since.

@@ -28,7 +28,6 @@ class Way:
     tune: bool = False  # the blank penalty on the validation set, and with a beam the weights of its search
     lm: bool = False  # search with the table's language model
     teacher: bool = False  # the recipe's first teacher chooses among what was found
-    first_seed: bool = False  # of a row's seeds only the first, for what takes long
     # Model families that are decoded like this, other rows must name it; all by default.
     families: list[str] = field(default_factory=lambda: [*LOSSES])
 
@@ -81,6 +80,8 @@ class Table:
     published: str = ""  # where the rows' published figures stand, and what they are of
 
     def __post_init__(self) -> None:
+        if not self.output:
+            raise UsageError("output must be a directory, but is empty")
         if not self.ways:
             self.ways["argmax"] = Way()
         names = [row.name for row in self.rows]
@@ -88,9 +89,9 @@ class Table:
             raise UsageError("rows must hold at least one row, but is empty")
         if twice := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"rows must have different names, but two are called {min(twice)!r}")
-        if odd := [name for name in names if "=" in name or not name.strip()]:
+        if odd := [name for name in names if "=" in name or not name.strip() or not name.isprintable()]:
             raise UsageError(
-                f"names of rows must be text without =, which ends them in commands, but one is {odd[0]!r}"
+                f"names of rows must be one line without =, which ends them in commands, but one is {odd[0]!r}"
             )
         if self.baseline and self.baseline not in names:
             raise UsageError(f"baseline must be one of {', '.join(names)}, but is {self.baseline!r}")
@@ -153,6 +154,10 @@ def load_table(path: Path) -> tuple[Table, dict[str, Recipe]]:
             recipes[row.name] = load_recipe(path.parent / name, [*table.overrides, *row.overrides])
         except UsageError as error:
             raise UsageError(f"{path}: the row {row.name!r}: {error}") from None
+        if (seed := recipes[row.name].seed) not in table.seeds_of(row):
+            raise UsageError(
+                f"{path}: seeds of {row.name!r} must have that of its recipe, {seed}, but are {table.seeds_of(row)}"
+            )
         if not list(table.ways_of(row, recipes[row.name])):
             family = recipes[row.name].model.family
             raise UsageError(f"{path}: ways must decode every row, but none is for {row.name!r}, a {family} model")
