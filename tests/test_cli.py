@@ -258,7 +258,7 @@ BENCH = ("bench", "speed", "--source", "valid.en", "--system", "a=nowhere")
         ),
         (("score", "--reference", "valid.de", "--meteor-jar", "x"), 2, "--meteor-jar must come with --meteor LANGUAGE"),
         (("demo", "seed=1", "--output", "x", "seed=2"), 2, "demo: 'seed=2' must stand beside what else has no option"),
-        (("score", "--refrence", "x"), 2, "score: there is no option --refrence; see nmla score --help"),
+        (("demo", "--sede", "1"), 2, "demo: there is no option --sede; see nmla demo --help"),
         (("report", "runs/mine", "--output", "."), 2, "must end in .html or .md, but does not"),
         (
             ("report", "runs/mine", "--output", "x.html", "--lm", "lm.lm"),
