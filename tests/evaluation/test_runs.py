@@ -88,7 +88,7 @@ def test_a_run_is_found_once_and_beside_what_it_began_from(copy_run, tmp_path, m
     assert find_runs([Path("../a")])[0].name == "a/train"
     for name in ("lr=1", "lr-1"):
         shutil.copytree(copy_run / "train", tmp_path / "c" / name)
-    with pytest.raises(UsageError, match="trainings must have names of their own, but two are called .*lr-1"):
+    with pytest.raises(UsageError, match=r"trainings must have names of their own, but two are called .*lr-1"):
         find_runs([tmp_path / "c"])
 
 
