@@ -340,7 +340,7 @@ COMMANDS = {
             "--system": {
                 "action": "append",
                 "required": True,
-                "metavar": "NAME=PATH",
+                "metavar": "NAME=DIR",
                 "help": "a model of any family, or a CTranslate2 model with its sentencepiece models beside it, and "
                 "what it is called; give it again for more. Each is measured in all the ways it can be decoded",
             },

@@ -223,7 +223,7 @@ def run_report(args: argparse.Namespace) -> None:
     check_settings(examples=args.examples)
     check_output(args.output)
     if args.output.suffix == ".md" and not args.output.exists():
-        for path in args.output.parent.glob(f"{glob.escape(args.output.stem)}-*.svg"):
+        for path in args.output.parent.glob(f"{glob.escape(args.output.stem)}-[0-9]*.svg"):
             raise UsageError(f"{path}: must not be there before {args.output.name}, whose pictures would replace it")
     runs = find_runs(args.runs)
     fluency: dict[str, Any] = {}

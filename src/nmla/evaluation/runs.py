@@ -101,16 +101,10 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             raise UsageError(f"{path}: must hold a finished training, but holds none")
         within |= {of: path for of in done if of.resolve() not in known}
         known |= {of.resolve() for of in done}
-    # An equals sign would end the name in commands.
-    short, long = (
-        {of: str(name).replace("=", "-") for of, name in names.items()}
-        for names in (
-            {of: Path(path.resolve().name) / of.relative_to(path) for of, path in within.items()},
-            {of: of for of in within},
-        )
-    )
+    short = {of: Path(path.resolve().name) / of.relative_to(path) for of, path in within.items()}
     taken = Counter(short.values())
-    called = {of: short[of] if taken[short[of]] == 1 else long[of] for of in within}
+    # An equals sign would end the name in commands.
+    called = {of: str(short[of] if taken[short[of]] == 1 else of).replace("=", "-") for of in within}
     if twins := [name for name, count in Counter(called.values()).items() if count > 1]:
         raise UsageError(f"trainings must have names of their own, but two are called {twins[0]}; rename a directory")
     by_weights: dict[str, list[Path]] = {}
@@ -192,11 +186,8 @@ def _trainings(runs: Sequence[Run]) -> Figures:
         valid = run.line("valid", "bleu")
         step, bleu = max(valid, key=lambda of: of[1], default=(0, 0.0))
         minutes = run.log[-1]["seconds"] / 60
-        numbers = [
-            f"{run.steps:,}",
-            f"{minutes:.1f}",
-            *([f"{bleu:.2f}", f"{step - run.first:,.0f}"] if valid else "--"),
-        ]
+        best = [f"{bleu:.2f}", f"{step - run.first:,.0f}"] if valid else ["-", "-"]
+        numbers = [f"{run.steps:,}", f"{minutes:.1f}", *best]
         began = run.parent.name if run.parent else run.began if run.began == "random" else "weights that are not here"
         rows.append([run.name, run.recipe.model.family, run.recipe.train.loss, began, *numbers])
     return Figures(header, rows)
